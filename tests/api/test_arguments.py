@@ -10,7 +10,7 @@ import pytest
 
 import pptrace
 from pptrace.api.simulate import SimulatedStep
-from tests.support.programs import SAMPLES, pptrace_here
+from tests.support.programs import SAMPLES
 
 P2 = SAMPLES / "1f1b_p2"
 VALUES = ("2", 2.5, -1, 0, [], None, b"x", float("nan"), 10**400, 1j, {"a": 1}, "\0", object())
@@ -27,10 +27,8 @@ def _simulate(**given: Any) -> SimulatedStep:
 
 def _calls(run: pptrace.Run) -> dict[str, Callable[[Any], Any]]:
     build = pptrace.schedules["zb-auto"].build
-    sizes = (
-        *("pp", "microbatches", "chunks", "group_size", "memory_limit", "lean", "forward", "backward", "wgrad"),
-        "p2p",
-    )
+    of_plan = ("pp", "microbatches", "chunks", "group_size", "memory_limit")
+    sizes = (*of_plan, "lean", "forward", "backward", "wgrad", "p2p")
     return {
         "load": pptrace.load,
         "load of a list": lambda value: pptrace.load([value]),
@@ -43,7 +41,7 @@ def _calls(run: pptrace.Run) -> dict[str, Callable[[Any], Any]]:
         **{f"simulate {name}": lambda value, name=name: _simulate(**{name: value}) for name in sizes},
         **{
             f"build {name}": lambda value, name=name: build(**{"pp": 2, "microbatches": 2, name: value})
-            for name in ("pp", "microbatches", "chunks", "group_size", "memory_limit", "costs")
+            for name in (*of_plan, "costs")
         },
         "schedules": lambda value: pptrace.schedules[value],
         "figure step": lambda value: run.figure(step=value),
@@ -76,19 +74,19 @@ def test_a_file_that_cannot_be_named_is_refused(run: pptrace.Run) -> None:
     for write in (run.to_csv, run.to_parquet, run.to_json, run.to_html, run.to_perfetto, _simulate().to_csv):
         for name in (3, "\0"):
             with pytest.raises(pptrace.PptraceError, match=r"expected a path|cannot be written"):
-                write(name)  # type: ignore[operator]
+                write(name)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pptrace.load(3), "paths is 3; expected a path or several"),  # type: ignore[arg-type]
-        (lambda: pptrace.load([3]), "path is 3; expected a path"),  # type: ignore[list-item]
-        (lambda: pptrace.simulate(5), "schedule is 5; expected a name of pptrace.schedules, a CSV"),  # type: ignore[arg-type]
+        (lambda: pptrace.load(3), "paths is 3; expected a path or several"),
+        (lambda: pptrace.load([3]), "path is 3; expected a path"),
+        (lambda: pptrace.simulate(5), "schedule is 5; expected a name of pptrace.schedules, a CSV"),
         (lambda: _simulate(microbatches=2.5), "microbatches is 2.5; expected a whole number"),
         (lambda: _simulate(forward="a"), "forward is 'a'; expected milliseconds, from 0"),
         (lambda: _simulate(forward=-3), "forward is -3; expected milliseconds, from 0"),
-        (lambda: pptrace.schedules["1f1b"].build("2", 8), "pp is '2'; expected a whole number"),  # type: ignore[arg-type]
+        (lambda: pptrace.schedules["1f1b"].build("2", 8), "pp is '2'; expected a whole number"),
         (lambda: pptrace.schedules["1f1b"].build(2, -8), "microbatches is -8; expected at least 1"),
     ],
 )
@@ -101,22 +99,3 @@ def test_the_message_names_the_argument_and_what_is_expected(call: Callable[[], 
 def test_numbers_of_numpy_are_numbers() -> None:
     step = _simulate(pp=np.int64(2), microbatches=np.int32(4), forward=np.float32(2), backward=np.int64(4))
     assert step.bubble_ratio == _simulate(microbatches=4, forward=2, backward=4).bubble_ratio
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("simulate 1f1b --pp 2 --microbatches 4 --forward -3", "--forward is -3.0; expected milliseconds, from 0"),
-        ("simulate 1f1b --pp 2 --microbatches -1", "--microbatches is -1; expected at least 1"),
-        (
-            "simulate 1f1b --pp 2 --microbatches 4 --wgrad 5",
-            "--wgrad is 5; it is a part of --backward, so expected at most 2",
-        ),
-        ("schedule show 1f1b --pp 0 --microbatches 4", "--pp is 0; expected at least 1"),
-        ("schedule show interleaved-1f1b --pp 2 --microbatches 4 --group-size -1", "--group-size is -1; expected"),
-    ],
-)
-def test_the_command_line_names_the_option(arguments: str, message: str) -> None:
-    ended = pptrace_here(*arguments.split())
-    assert ended.code == 2
-    assert ended.err.startswith(f"pptrace: {message}")

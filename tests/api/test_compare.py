@@ -119,7 +119,7 @@ def test_recordings_are_compared_where_they_are_asked_for() -> None:
     assert "steps are those without their recording: A's predicted (30.04 ms as recorded)" in str(unrecorded)
     assert "without their recording" not in str(recorded)
     with pytest.raises(UsageError, match="as_recorded"):
-        pptrace.compare(*samples, as_recorded=1)  # type: ignore[arg-type]
+        pptrace.compare(*samples, as_recorded=1)
 
 
 def test_a_brief_text_has_fewer_parts_than_all(pair: tuple[Path, Path]) -> None:
@@ -143,6 +143,6 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path, pair: tuple[Path, P
 
 def test_a_wrong_argument_is_said() -> None:
     with pytest.raises(UsageError, match="path is 3"):
-        pptrace.compare(3, SAMPLES / "1f1b_p2")  # type: ignore[arg-type]
+        pptrace.compare(3, SAMPLES / "1f1b_p2")
     with pytest.raises(TraceError, match="nowhere: not found"):
         pptrace.compare(SAMPLES / "1f1b_p2", "nowhere")

@@ -30,7 +30,7 @@ def test_a_name_its_plan_and_its_csv_give_the_same_step(tmp_path: Path) -> None:
     named.to_csv(tmp_path / "zb-h1.csv")
     costs = {"forward": 3.0, "backward": 5.0, "wgrad": 2.0}
     for given in (pptrace.schedules["zb-h1"].build(4, 6), tmp_path / "zb-h1.csv", str(tmp_path / "zb-h1.csv")):
-        step = pptrace.simulate(given, **costs)  # type: ignore[arg-type]
+        step = pptrace.simulate(given, **costs)
         columns = ["rank", "kind", "stage", "microbatch", "start_ns", "end_ns"]
         assert step.ops[columns].equals(named.ops[columns])
         assert step.bubble_ratio == named.bubble_ratio
@@ -92,10 +92,7 @@ def test_a_name_that_is_not_in_the_catalogue_is_a_key_error_and_one_of_ours() ->
             lambda: pptrace.simulate("1f1b", pp=2, microbatches=2, forward=float("nan")),
             "forward is nan; expected milliseconds",
         ),
-        (
-            lambda: pptrace.simulate("1f1b", pp=2, microbatches=2, wgrad=9),
-            "wgrad is 9; it is a part of backward",
-        ),
+        (lambda: pptrace.simulate("1f1b", pp=2, microbatches=2, wgrad=9), "wgrad is 9; it is a part of backward"),
         (lambda: pptrace.simulate(Path("missing"), pp=2, microbatches=2), "missing: cannot be read"),
         (
             lambda: pptrace.simulate(pptrace.schedules["1f1b"].build(2, 2), pp=3),

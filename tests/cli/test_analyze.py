@@ -62,9 +62,8 @@ def test_a_trace_that_cannot_be_read_is_named_with_its_reason_and_the_others_are
     assert ended.code == 0
     assert f"! {tmp_path}: skipped rank2.json.gz (no trace: begins with 'not a trace')" in " ".join(ended.out.split())
     assert [rank["rank"] for rank in report_of(tmp_path)["steps"][0]["ranks"]] == [0, 1, 3]
-    assert "no whole step whose plan is known: there is no trace of rank 2; expected" in one_line(
-        pptrace_here("whatif", tmp_path), 1
-    )
+    why = "no whole step whose plan is known: there is no trace of rank 2; expected"
+    assert why in one_line(pptrace_here("whatif", tmp_path), 1)
 
 
 def test_one_step_can_be_chosen() -> None:

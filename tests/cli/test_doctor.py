@@ -13,10 +13,20 @@ from click.testing import CliRunner
 
 from pptrace.cli import doctor
 from pptrace.cli.doctor import Machine, NsysTrial, Torch, list_abilities
+from tests.support.programs import ROOT
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from pptrace.cli.doctor import command; command()"
 TORCH = Torch("2.13.0", "12.8", ("H200, 141 GiB",), ("gloo", "nccl"), kineto=True, cupti=True)
 MACHINE = Machine("3.11.7", 16, (("nvtx", "0.2.17"),), TORCH, None, "2026.1")
+
+
+@pytest.fixture
+def nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program of that name that is found first."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    program = tmp_path / "nsys"
+    program.touch(0o755)
+    return program
 
 
 def abilities(machine: Machine) -> dict[str, bool]:
@@ -51,12 +61,13 @@ def test_one_gpu_allows_everything_and_several_ranks_share_it_over_gloo() -> Non
 def test_a_machine_without_gpu_and_nsys_says_what_is_missing() -> None:
     machine = Machine("3.11.7", 2, (("nvtx", None),), Torch("2.13.0+cpu", None, (), ("gloo",), True, False), None, None)
     result = abilities(machine)
-    assert [what for what, works in result.items() if not works] == [
+    lacking = {
         "Train on GPUs",
         "Trace GPU kernels (--profiler torch)",
         "NVTX ranges",
         "Nsight Systems (--profiler nsys)",
-    ]
+    }
+    assert {what for what, works in result.items() if not works} == lacking
     assert "nsys is not on PATH: install NVIDIA Nsight Systems" in details(machine)
 
 
@@ -66,13 +77,8 @@ def test_a_torch_that_cannot_be_imported_is_named_with_its_reason() -> None:
     assert "torch cannot be imported: libcudart.so.12" in details(machine)
 
 
-def test_the_version_of_nsys_is_read_and_one_that_fails_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    nsys = tmp_path / "nsys"
+def test_the_version_of_nsys_is_read_and_one_that_fails_is_said(nsys: Path) -> None:
     nsys.write_text("#!/bin/sh\necho NVIDIA Nsight Systems version 2026.1.1-0\n")
-    nsys.chmod(0o755)
     assert doctor.examine().nsys == "2026.1.1-0"
     nsys.write_text("#!/bin/sh\nexit 1\n")
     assert doctor.examine().nsys == "found, but 'nsys --version' fails"
@@ -98,29 +104,16 @@ sys.exit(code)
 
 @pytest.mark.parametrize(
     ("name", "works", "detail"),
-    [
-        ("pp1:STEP step=0", True, "recorded a range of nvtx "),
-        ("another", False, "recorded no range of nvtx "),
-    ],
+    [("pp1:STEP step=0", True, "recorded a range of nvtx "), ("another", False, "recorded no range of nvtx ")],
 )
-def test_a_range_is_tried_through_nsys(
-    name: str, works: bool, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nsys = tmp_path / "nsys"
-    root = str(Path(__file__).resolve().parents[2])
-    nsys.write_text(FAKE_NSYS.format(python=sys.executable, root=root, name=name))
-    nsys.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def test_a_range_is_tried_through_nsys(nsys: Path, name: str, works: bool, detail: str) -> None:
+    nsys.write_text(FAKE_NSYS.format(python=sys.executable, root=str(ROOT), name=name))
     trial = doctor._try_nsys()
-    assert trial is not None
     assert (trial.works, trial.detail.startswith(detail)) == (works, True), trial
 
 
-def test_an_nsys_that_leaves_nothing_or_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    nsys = tmp_path / "nsys"
+def test_an_nsys_that_leaves_nothing_or_does_not_end_is_said(nsys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nsys.write_text("#!/bin/sh\necho no permission\nexit 1\n")
-    nsys.chmod(0o755)
     assert doctor._try_nsys() == NsysTrial(False, "left no report of a trial (exit code 1: no permission)")
     monkeypatch.setattr(doctor, "_TRIAL_S", 1.0)
     nsys.write_text("#!/bin/sh\nsleep 60\n")

@@ -29,7 +29,6 @@ def _path_parameters(command: click.Command) -> Iterator[click.Parameter]:
         context = click.Context(command)
         for name in command.list_commands(context):
             subcommand = command.get_command(context, name)
-            assert subcommand is not None
             yield from _path_parameters(subcommand)
 
 

@@ -197,7 +197,6 @@ def run(folder: Path, fault: str, num_ranks: int, *options: str, script: str = S
     timer = threading.Timer(LIMIT_S, lambda: os.killpg(process.pid, signal.SIGKILL))
     timer.start()
     with process, Lateness() as late:
-        assert process.stderr is not None
         lines = tuple((time.monotonic(), line.rstrip("\n")) for line in process.stderr)
     timer.cancel()
     code = process.returncode

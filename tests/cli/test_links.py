@@ -28,9 +28,7 @@ def test_a_run_with_messages_of_several_sizes_tells_latencies_for_another(tmp_pa
             break
     assert fitted
     for link in fitted:
-        assert link.bandwidth_gbps is not None
         assert 0.01 < link.bandwidth_gbps < 1000
-        assert link.latency_ns is not None
         assert link.latency_ns < 50_000_000
     ended = pptrace_here("whatif", str(SAMPLES / "1f1b_p2"), "--link-speed", "2", "--links", str(run), "--json", "-")
     assert ended.code == 0, ended.err

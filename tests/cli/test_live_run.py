@@ -72,13 +72,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
 
 
 @pytest.fixture(scope="module")
-def lines(run: _Run) -> list[dict]:  # type: ignore[type-arg]
+def lines(run: _Run) -> list[dict]:
     ended = here("live", str(run.folder), "--format", "json", "--log", f"jsonl:{run.folder.parent / 'log'}")
     assert ended.code == 0, ended.err
     return [json.loads(line) for line in ended.out.splitlines()]
 
 
-def test_each_step_is_in_the_log_as_well(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]
+def test_each_step_is_in_the_log_as_well(run: _Run, lines: list[dict]) -> None:
     logged = [json.loads(line) for line in (run.folder.parent / "log").read_text().splitlines()]
     assert [row["step"] for row in logged] == [line["step"] for line in lines]
     shares = [sum(value for name, value in row.items() if name.endswith("_share")) for row in logged]
@@ -90,14 +90,14 @@ def test_steps_come_while_the_run_goes_on(run: _Run) -> None:
     assert len(run.while_running) >= _STEPS // 2
 
 
-def test_every_step_is_one_line_of_json(lines: list[dict]) -> None:  # type: ignore[type-arg]
+def test_every_step_is_one_line_of_json(lines: list[dict]) -> None:
     assert [line["step"] for line in lines] == list(range(_STEPS))
     assert [line["step"] for line in lines if not line["observed"]] == [4, 9, 14, 19]
     assert all(line["step_ns"] >= 2 * 60e6 for line in lines), "two microbatches that sleep 60 ms"
     assert lines[0]["deviation"] is None
 
 
-def test_a_slow_rank_is_named_within_three_steps(lines: list[dict]) -> None:  # type: ignore[type-arg]
+def test_a_slow_rank_is_named_within_three_steps(lines: list[dict]) -> None:
     """Others only in steps that a busy machine made slow on them."""
     computed = {line["step"]: [rank["compute_ns"] for rank in line["ranks"]] for line in lines if line["observed"]}
     usual = [median(ranks) for ranks in zip(*(computed[n] for n in computed if n < _SLOW_SINCE), strict=True)]
@@ -109,7 +109,7 @@ def test_a_slow_rank_is_named_within_three_steps(lines: list[dict]) -> None:  # 
     assert median(excess for _, excess in by_fault) == pytest.approx(_TIMES - 1, rel=0.4)
 
 
-def test_records_agree_with_the_traces_of_the_same_steps(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]
+def test_records_agree_with_the_traces_of_the_same_steps(run: _Run, lines: list[dict]) -> None:
     """Within the marks: of each range the profiler's own event, some µs on a busy machine, is outside the record's."""
     reports = {step.step: step for step in load([run.folder]).report.steps}
     assert sorted(reports) == [2, 3, 4]
@@ -120,14 +120,14 @@ def test_records_agree_with_the_traces_of_the_same_steps(run: _Run, lines: list[
             _agree(rank, live)
 
 
-def _agree(rank: RankStep, live: dict) -> None:  # type: ignore[type-arg]
+def _agree(rank: RankStep, live: dict) -> None:
     assert live["compute_ns"] == pytest.approx(rank.compute_ns, rel=0.01)
     assert live["not_compute_ns"] == pytest.approx(rank.not_compute_ns, abs=0.01 * rank.window_ns)
     assert live["bubble_ns"] == pytest.approx(rank.bubble_ns, abs=0.02 * rank.window_ns)
     assert live["compute_ns"] + live["exposed_comm_ns"] + live["bubble_ns"] == pytest.approx(rank.window_ns, abs=1e6)
 
 
-def test_figures_of_steps_are_those_of_an_analysis_of_each_alone(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]
+def test_figures_of_steps_are_those_of_an_analysis_of_each_alone(run: _Run, lines: list[dict]) -> None:
     follower = LiveRun(run.folder)
     by_step = {number: ranks for steps in follower.whole_steps() for number, ranks in steps.items()}
     for number in (5, 6, 7, 13, 15, 18):

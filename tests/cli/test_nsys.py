@@ -138,20 +138,8 @@ def test_a_failure_under_nsys_is_the_run_s_and_its_report_is_kept(fake: Path, tm
 
 def test_where_nsys_leaves_no_report_that_is_said(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NSYS_PLAN", "")
-    ended = pptrace(
-        "run",
-        "-o",
-        tmp_path / "run",
-        "--profiler",
-        "nsys",
-        "--steps",
-        "0:1",
-        "train.py",
-        "2",
-        "0",
-        cwd=tmp_path,
-        forked=True,
-    )
+    options = ("-o", tmp_path / "run", "--profiler", "nsys", "--steps", "0:1")
+    ended = pptrace("run", *options, "train.py", "2", "0", cwd=tmp_path, forked=True)
     assert ended.code == 0
     assert "rank 0: nsys wrote no report; its own lines say why" in ended.err
     assert "no trace was recorded" in ended.err
@@ -192,9 +180,8 @@ def test_a_run_of_which_nsys_recorded_no_range_ends_in_one_line_with_the_remedy(
 
 def test_an_nsys_that_does_not_start_the_ranks_is_one_line(fake: Path, tmp_path: Path) -> None:
     (tmp_path / "bin" / "nsys").write_text("#!/bin/sh\necho unknown option >&2\nexit 3\n")
-    ended = pptrace(
-        "run", "-o", tmp_path / "run", "--profiler", "nsys", "train.py", "2", "0", cwd=tmp_path, forked=True
-    )
+    options = ("-o", tmp_path / "run", "--profiler", "nsys")
+    ended = pptrace("run", *options, "train.py", "2", "0", cwd=tmp_path, forked=True)
     assert ended.code == 1
     last = ended.err.splitlines()[-1]
     assert "'nsys profile' ended with code 3 before it started the script" in last
@@ -219,7 +206,6 @@ def test_ctrl_c_ends_the_ranks_and_nsys_still_writes(fake: Path, tmp_path: Path)
     program = Path(sys.executable).with_name("pptrace")
     command = [str(program), "run", "-o", "run", "--profiler", "nsys", "--steps", "all", "train.py", "1000", "0.05"]
     with start_python(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        assert process.stdout is not None
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

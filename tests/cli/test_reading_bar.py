@@ -84,7 +84,6 @@ def test_the_cursor_is_shown_again_after_an_error(monkeypatch: pytest.MonkeyPatc
 
     def interrupted() -> None:
         with progress_bars.reading_bar() as on_progress:
-            assert on_progress is not None
             on_progress(JobProgress(0, 2, 0, 10))
             raise KeyboardInterrupt
 

@@ -52,10 +52,8 @@ def test_a_csv_is_simulated_with_its_ops(tmp_path: Path) -> None:
     file.write_text("0F0,,0B0\n1F0,1B0,\n", encoding="utf-8")
     result = json.loads(pptrace_here("simulate", file, "--json", "-", "--ops").out)
     assert result["schedule"] == "mine"
-    assert [(op["kind"], op["stage"], op["start_ns"]) for op in result["ranks"][1]["ops"]] == [
-        ("F", 1, 1_000_000),
-        ("B", 1, 2_000_000),
-    ]
+    ops = [(op["kind"], op["stage"], op["start_ns"]) for op in result["ranks"][1]["ops"]]
+    assert ops == [("F", 1, 1_000_000), ("B", 1, 2_000_000)]
 
 
 def test_a_picture_is_written_as_one_file(tmp_path: Path) -> None:
@@ -108,27 +106,37 @@ def test_a_csv_without_any_action_is_not_taken_for_a_schedule_with_a_wrong_cell(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("schedule", "show", "nope", "--pp", "2", "--microbatches", "2"), 2, "'nope' is not known"),
-        (("schedule", "show", "1f1b", "--pp", "0", "--microbatches", "2"), 2, "pp is 0"),
-        (("schedule", "show", "interleaved-1f1b", "--pp", "6", "--microbatches", "8"), 2, "try m=6 or 10"),
-        (("schedule", "show", "1f1b", "--pp", "4"), 2, "--microbatches"),
-        (("simulate", "1f1b", "--pp", "4"), 2, "--microbatches is not given"),
-        (("simulate", "missing.csv"), 1, "missing.csv"),
+        ("schedule show nope --pp 2 --microbatches 2", 2, "'nope' is not known"),
+        ("schedule show 1f1b --pp 0 --microbatches 2", 2, "pptrace: --pp is 0; expected at least 1"),
+        ("simulate 1f1b --pp 2 --microbatches -1", 2, "pptrace: --microbatches is -1; expected at least 1"),
         (
-            ("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--forward", "-1"),
+            "schedule show interleaved-1f1b --pp 2 --microbatches 4 --group-size -1",
             2,
-            "--forward is -1.0; expected milliseconds, from 0",
+            "pptrace: --group-size is -1; expected",
         ),
-        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--wgrad", "9"), 2, "it is a part of --backward"),
-        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--forward", "nan"), 2, "--forward is nan"),
-        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--wgrad", "inf"), 2, "--wgrad is inf"),
-        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--p2p", "1e300"), 2, "--p2p is 1e+300"),
-        (("schedule", "show", "1f1b", "--pp", "4", "--microbatches", "2000000000"), 2, "expected at most 10,000,000"),
-        (("nope",), 2, "nope"),
+        ("schedule show interleaved-1f1b --pp 6 --microbatches 8", 2, "try m=6 or 10"),
+        ("schedule show 1f1b --pp 4", 2, "--microbatches"),
+        ("simulate 1f1b --pp 4", 2, "--microbatches is not given"),
+        ("simulate missing.csv", 1, "missing.csv"),
+        (
+            "simulate 1f1b --pp 2 --microbatches 2 --forward -1",
+            2,
+            "pptrace: --forward is -1.0; expected milliseconds, from 0",
+        ),
+        (
+            "simulate 1f1b --pp 2 --microbatches 2 --wgrad 9",
+            2,
+            "pptrace: --wgrad is 9; it is a part of --backward, so expected at most 2",
+        ),
+        ("simulate 1f1b --pp 2 --microbatches 2 --forward nan", 2, "--forward is nan"),
+        ("simulate 1f1b --pp 2 --microbatches 2 --wgrad inf", 2, "--wgrad is inf"),
+        ("simulate 1f1b --pp 2 --microbatches 2 --p2p 1e300", 2, "--p2p is 1e+300"),
+        ("schedule show 1f1b --pp 4 --microbatches 2000000000", 2, "expected at most 10,000,000"),
+        ("nope", 2, "nope"),
     ],
 )
-def test_a_mistake_gets_one_line(arguments: tuple[str, ...], code: int, words: str) -> None:
-    assert words in one_line(pptrace_here(*arguments), code)
+def test_a_mistake_gets_one_line(arguments: str, code: int, words: str) -> None:
+    assert words in one_line(pptrace_here(*arguments.split()), code)
 
 
 def test_a_sweep_is_a_table_and_files(tmp_path: Path) -> None:
@@ -150,35 +158,27 @@ def test_a_sweep_over_all_schedules_names_each() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ("1f1b --pp 4,8 --microbatches 8", "--pp is '4,8'; expected a whole number, or --sweep for several values"),
+        ("1f1b,gpipe --pp 4 --microbatches 8", "several schedules make a table; add --sweep"),
+        ("1f1b --pp 4 --microbatches 8 --costs-of model", "--costs-of model needs --sweep"),
+        ("1f1b --sweep --pp 4", "--microbatches is not given"),
+        ("nope --sweep --pp 4 --microbatches 8", "'nope' is not known"),
+        ("mine.csv --sweep --pp 4 --microbatches 8", "a sweep takes names of the catalogue"),
+        ("1f1b --sweep --pp 0,4 --microbatches 8", "--pp is 0; expected at least 1"),
+        ("1f1b --sweep --pp 4 --microbatches 8..4", "--microbatches has '8..4'"),
+        ("1f1b --sweep --pp 4 --microbatches 8 --lean", "--lean belongs to a single simulation"),
+        ("1f1b --sweep --pp 4 --microbatches 8 --p2p -1", "--p2p is -1.0; expected milliseconds"),
         (
-            ("1f1b", "--pp", "4,8", "--microbatches", "8"),
-            "--pp is '4,8'; expected a whole number, or --sweep for several values",
-        ),
-        (("1f1b,gpipe", "--pp", "4", "--microbatches", "8"), "several schedules make a table; add --sweep"),
-        (("1f1b", "--pp", "4", "--microbatches", "8", "--costs-of", "model"), "--costs-of model needs --sweep"),
-        (("1f1b", "--sweep", "--pp", "4"), "--microbatches is not given"),
-        (("nope", "--sweep", "--pp", "4", "--microbatches", "8"), "'nope' is not known"),
-        (("mine.csv", "--sweep", "--pp", "4", "--microbatches", "8"), "a sweep takes names of the catalogue"),
-        (("1f1b", "--sweep", "--pp", "0,4", "--microbatches", "8"), "--pp is 0; expected at least 1"),
-        (("1f1b", "--sweep", "--pp", "4", "--microbatches", "8..4"), "--microbatches has '8..4'"),
-        (("1f1b", "--sweep", "--pp", "4", "--microbatches", "8", "--lean"), "--lean belongs to a single simulation"),
-        (
-            ("1f1b", "--sweep", "--pp", "4", "--microbatches", "8", "--p2p", "-1"),
-            "--p2p is -1.0; expected milliseconds",
-        ),
-        (
-            ("1f1b", "--sweep", "--pp", "4", "--microbatches", "8", "--backward", "1,2", "--wgrad", "1.5"),
+            "1f1b --sweep --pp 4 --microbatches 8 --backward 1,2 --wgrad 1.5",
             "--wgrad has 1.5; it is a part of --backward",
         ),
     ],
 )
-def test_a_mistake_in_a_sweep_gets_one_line(arguments: tuple[str, ...], words: str) -> None:
-    assert words in one_line(pptrace_here("simulate", *arguments), 2)
+def test_a_mistake_in_a_sweep_gets_one_line(arguments: str, words: str) -> None:
+    assert words in one_line(pptrace_here("simulate", *arguments.split()), 2)
 
 
-HAND_MADE = """0F0,0F1,0B0,0B1
-1F0,1F1,1B1,1B0
-"""
+HAND_MADE = "0F0,0F1,0B0,0B1\n1F0,1F1,1B1,1B0\n"
 
 
 def test_a_plan_by_hand_is_explained_slot_by_slot(tmp_path: Path) -> None:
@@ -235,9 +235,8 @@ def test_one_rank_of_an_explained_plan_is_shown_with_the_sums_of_all(tmp_path: P
     assert "Rank 0" not in out
     (total,) = (line.split() for line in out.splitlines() if line.startswith("all"))
     assert total == ["all", "1", "3", "4", "2", "10"]  # fill, warmup, drain, order, bubble
-    assert "--rank 2: mine has the ranks 0 to 1" in one_line(
-        pptrace_here("schedule", "explain", file, "--rank", "2"), 2
-    )
+    beyond = pptrace_here("schedule", "explain", file, "--rank", "2")
+    assert "--rank 2: mine has the ranks 0 to 1" in one_line(beyond, 2)
 
 
 def test_a_sweep_in_which_every_combination_is_refused_is_wrong_usage_after_its_table() -> None:

@@ -11,15 +11,7 @@ from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import ROOT
 from tests.support.sleeping import Measured, SleepingRun
 from tools.marked_tables import MarkedTable
-from tools.schedule_table import (
-    BEGIN,
-    CATALOGUE_BEGIN,
-    CATALOGUE_END,
-    END,
-    catalogue_table,
-    main,
-    to_markdown,
-)
+from tools.schedule_table import BEGIN, CATALOGUE_BEGIN, CATALOGUE_END, END, catalogue_table, main, to_markdown
 
 TABLE = MarkedTable(Path("page.md"), BEGIN, END)
 

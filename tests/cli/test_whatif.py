@@ -6,17 +6,15 @@ import json
 import re
 from dataclasses import dataclass
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pptrace.analysis.whatif import study
 from pptrace.analysis.whatif.result import Standing
-from tests.support.programs import one_line, pptrace_here
+from tests.support.programs import SAMPLES, one_line, pptrace_here
 
-ROOT = Path(__file__).parents[2]
-SAMPLE = ROOT / "sample_traces" / "1f1b_p2"
+SAMPLE = SAMPLES / "1f1b_p2"
 FIELDS = {
     *(
         "name",
@@ -55,9 +53,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
 def test_the_json_has_the_fields_of_the_contract_best_first(outputs: Outputs) -> None:
     result = outputs.result
     assert result["schema"] == "pptrace.whatif/1"
-    assert result["replay_error"] == pytest.approx(
-        abs(result["replay_span_ns"] - result["measured_span_ns"]) / result["measured_span_ns"]
-    )
+    error = abs(result["replay_span_ns"] / result["measured_span_ns"] - 1)
+    assert result["replay_error"] == pytest.approx(error)
     scenarios = result["scenarios"]
     assert all(set(one) >= FIELDS for one in scenarios)
     order = [(list(Standing).index(one["standing"]), -one["gain_ns"]) for one in scenarios]
@@ -74,9 +71,8 @@ def test_the_text_begins_with_whether_something_is_sure_to_help_and_the_replay_o
     assert lines[2].startswith("! ranks waited for a core "), "what all of it hangs on comes first"
     assert not [line for line in lines if line.startswith("to paste")]
     heads = [line for line in lines if line.startswith(("not sure to help:", "no gain:", "now:", "If it cost less"))]
-    assert [line.split(":")[0] for line in heads] == [
-        *("not sure to help", "no gain", "now", "not sure to help", "If it cost less")
-    ]
+    begins = ["not sure to help", "no gain", "now", "not sure to help", "If it cost less"]
+    assert [line.split(":")[0] for line in heads] == begins
     ideals = lines[lines.index("If it cost less") :]
     assert any(line.startswith("ideal communication ") for line in ideals)
     assert any(line.startswith("links twice as fast ") for line in ideals)
@@ -85,15 +81,14 @@ def test_the_text_begins_with_whether_something_is_sure_to_help_and_the_replay_o
 
 
 def test_what_is_sure_to_help_is_named_with_the_options_of_the_framework_that_ran() -> None:
-    lines = pptrace_here("whatif", SAMPLE.parent / "uneven_p4").out.splitlines()
+    lines = pptrace_here("whatif", SAMPLES / "uneven_p4").out.splitlines()
     assert lines[0].startswith("interleaved-zb, 2 chunks would take 34.")
-    assert [line for line in lines if line.startswith("to paste")] == [
-        "to paste, pptrace: --schedule interleaved-zb --chunks 2 --split 1,1,1,1,1,1,1,1"
-    ]
+    (pasted,) = (line for line in lines if line.startswith("to paste"))
+    assert pasted == "to paste, pptrace: --schedule interleaved-zb --chunks 2 --split 1,1,1,1,1,1,1,1"
 
 
 def test_ranks_that_share_a_gpu_are_named_first_and_no_change_is_sure_to_help_them() -> None:
-    ended = pptrace_here("whatif", SAMPLE.parent / "gpu_nccl_torch_1f1b_p4")
+    ended = pptrace_here("whatif", SAMPLES / "gpu_nccl_torch_1f1b_p4")
     lines = ended.out.splitlines()
     assert lines[0].startswith("Nothing here is sure to help: ranks share a GPU")
     assert lines[2].startswith("! ranks 0 to 3 share a GPU")
@@ -103,14 +98,12 @@ def test_ranks_that_share_a_gpu_are_named_first_and_no_change_is_sure_to_help_th
 
 
 def test_a_run_whose_backwards_are_split_is_advised_no_other_schedule_that_splits_them() -> None:
-    folder = SAMPLE.parent / "zbv_p4"
-    of_all, asked = (
-        {
-            one["schedule"]
-            for one in json.loads(pptrace_here("whatif", folder, *options, "--json", "-").out)["scenarios"]
-        }
+    folder = SAMPLES / "zbv_p4"
+    all_of, asked_for = (
+        json.loads(pptrace_here("whatif", folder, *options, "--json", "-").out)["scenarios"]
         for options in ((), ("--schedule", "zb-h2"))
     )
+    of_all, asked = ({one["schedule"] for one in scenarios} for scenarios in (all_of, asked_for))
     assert not {"zb-h1", "zb-h2", "zb-auto", "interleaved-zb", "v-half", "v-min"} & of_all
     assert {"1f1b", "dualpipe-v"} <= of_all
     assert asked == {"zb-h2"}, "asked for by its name it is predicted"

@@ -128,7 +128,6 @@ def test_the_truth_lies_within_the_stated_bounds_of_clocks_far_apart_that_drift(
     for seed in range(NUM_CASES):
         made = case(seed)
         clock = made.clock()
-        assert clock.uncertainty_ns is not None
         if clock.method is not ClockMethod.BOUNDS or made.error_ns(clock) > clock.uncertainty_ns + 100:
             failures.append((seed, clock.method, made.error_ns(clock), clock.uncertainty_ns))
     assert failures == [], f"{len(failures)} of {NUM_CASES}"

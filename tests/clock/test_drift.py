@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -40,6 +40,11 @@ def alternating(
     return rows
 
 
+def later(rows: Sequence[Row], by: Callable[[int, int], int]) -> list[Row]:
+    """The same, by a time that depends on the rank and on the match."""
+    return [(rank, kind, match, *(time + by(rank, match) for time in times)) for rank, kind, match, *times in rows]
+
+
 def running_fast(rows: Sequence[Row], rate: float, ranks: Sequence[int] = (1,)) -> list[Row]:
     return [
         (rank, kind, match, *(time + round(rate * time) if rank in ranks else time for time in (start, end)))
@@ -56,13 +61,12 @@ def test_drift_is_fitted_from_sixteen_messages_for_each_link_in_two_stretches_on
         drift = 1e-4 * (num - 1) * 20 * MS
         assert set(clock.rates) == (set(range(1, num_ranks)) if num == needed else set())
         assert all(rate == pytest.approx(-1e-4, rel=1e-3) for rate in clock.rates.values())
-        assert clock.uncertainty_ns is not None
         assert (clock.uncertainty_ns < 0.1 * drift) == (num == needed)
 
 
 def of_another_host(rows: Sequence[Row], behind: int = 7_000 * MS) -> list[Row]:
     """Rank 1's clock so far behind that nothing is taken from where it stands."""
-    return [(rank, kind, match, start - behind * rank, end - behind * rank) for rank, kind, match, start, end in rows]
+    return later(rows, lambda rank, _: -behind * rank)
 
 
 @pytest.mark.parametrize(("rate", "is_corrected"), [(0.99e-3, True), (1.01e-3, False)])
@@ -72,7 +76,6 @@ def test_no_clock_drifts_by_more_than_a_thousandth(rate: float, is_corrected: bo
     assert bool(clock.rates) == is_corrected
     assert ("its clock drifts against rank 0's" in warning) == is_corrected
     assert ("which drift does not explain" in warning) != is_corrected
-    assert clock.uncertainty_ns is not None
     assert (clock.uncertainty_ns >= rate * 63 * 20 * MS / 2 - 2 * LATENCY) != is_corrected, "half of what they drift"
 
 
@@ -193,11 +196,7 @@ def test_messages_that_seem_to_arrive_before_they_are_sent_are_warned_about_beyo
     contradiction: int, is_warned: bool, offset: int
 ) -> None:
     """By half of the contradiction either way, all the time; clocks of nearly one time are taken for one."""
-    rows = [
-        (rank, kind, match, *(time + offset * rank for time in (start, end)))
-        for rank, kind, match, start, end in alternating(64, latency=-contradiction // 2)
-    ]
-    clock = clock_of(rows)
+    clock = clock_of(later(alternating(64, latency=-contradiction // 2), lambda rank, _: offset * rank))
     assert clock.offsets_ns == {0: 0, 1: -offset}
     assert clock.rates == {}
     assert [f"{contradiction / 1000:,.1f} µs" in line for line in clock.warnings] == [True] * is_warned
@@ -209,28 +208,21 @@ def test_a_contradiction_between_halves_that_bound_one_side_each_is_covered_as_w
     rows: list[Row] = []
     for match in range(64):
         rows += message(match, match // 32, 1 - match // 32, match * 20 * MS)
-    jumped = [
-        (rank, kind, match, *(t + 3 * MS * (rank and match >= 32) for t in (start, end)))
-        for rank, kind, match, start, end in rows
-    ]
+    jumped = later(rows, lambda rank, match: 3 * MS * (rank and match >= 32))
     clock = clock_of(jumped)
     assert clock.offsets_ns == {0: 0, 1: -3 * MS // 2}
     assert clock.uncertainty_ns == 3 * MS // 2 - LATENCY
     assert "by 2,998.0 µs about its clock" in clock.warnings[0]
     for behind, error_ns in ((1 * MS, 2 * MS), (2 * MS, 2 * MS)):
-        clock = clock_of([(row[0], row[1], row[2], *(time - behind * row[0] for time in row[3:])) for row in jumped])
+        clock = clock_of(of_another_host(jumped, behind))
         assert (clock.offsets_ns, clock.uncertainty_ns) == ({0: 0, 1: 0}, error_ns - LATENCY), "one time may be right"
 
 
 def test_a_contradiction_that_drift_does_not_explain_is_covered_from_end_to_end() -> None:
     """Rank 1 jumps back by 2 ms after half of the time: its offset is 0 or 2 ms, and no line through them is right."""
-    rows = [
-        (rank, kind, match, *(time - 2 * MS if rank and match >= 32 else time for time in (start, end)))
-        for rank, kind, match, start, end in alternating(64)
-    ]
+    rows = later(alternating(64), lambda rank, match: -2 * MS * (rank and match >= 32))
     for jump in (0, 5 * MS):
-        moved = [(rank, kind, match, start + jump * rank, end + jump * rank) for rank, kind, match, start, end in rows]
-        clock = clock_of(moved)
+        clock = clock_of(of_another_host(rows, -jump))
         (warning,) = clock.warnings
         assert "rank 1: messages contradict each other by 1,998.0 µs about its clock against rank 0's" in warning
         lowest, highest = LATENCY - jump, 2 * MS - LATENCY - jump

@@ -41,7 +41,6 @@ def turns_on_one_device(num_ranks: int, num: int = 12, turn: int = 2 * MS) -> li
 def test_clocks_that_no_message_contradicts_stay_where_ranks_take_turns_on_a_device() -> None:
     clock = estimate_clock(comms_of(turns_on_one_device(4)), range(4), {})
     assert (clock.method, set(clock.offsets_ns.values()), clock.warnings) == (ClockMethod.BOUNDS, {0}, ())
-    assert clock.uncertainty_ns is not None
     assert 2 * MS <= clock.uncertainty_ns <= 8.1 * MS, "a collective ends on none before it began on all"
 
 
@@ -52,7 +51,6 @@ def test_ranks_whose_clocks_agree_are_moved_together_where_another_hosts_is_seco
     moved = [clock.offsets_ns[rank] for rank in range(4)]
     assert [offset == moved[0] for offset in moved] == [host == hosts[0] for host in hosts]
     assert len(set(moved)) == 2
-    assert clock.uncertainty_ns is not None
     for rank, offset in enumerate(moved):
         assert abs(offset - (behind[rank] - behind[0])) <= clock.uncertainty_ns
 

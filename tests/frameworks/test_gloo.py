@@ -87,7 +87,6 @@ def test_ranks_of_one_host_are_on_its_clock_and_those_of_one_that_was_put_wrong_
         result = read(folder)
         clock = result.report.clock
         assert clock.method == ClockMethod.BOUNDS
-        assert clock.uncertainty_ns is not None
         key = ["rank", "kind", "peer", "nth"]
         for name in ("start_ns", "end_ns"):
             both = with_numbers(right.data.comms).merge(

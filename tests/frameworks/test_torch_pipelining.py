@@ -18,6 +18,7 @@ from pptrace.workflow.load import Analysis, load
 from tests.frameworks.by_hand_cases import train_by_hand
 from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
 from tests.support.extent import ALL
+from tests.support.found_ops import planned
 from tests.support.pool import Pool
 from tests.support.read import read_kineto
 
@@ -49,11 +50,8 @@ FEW = ("gpipe", "1f1b", "interleaved-1f1b", "zbv", "dualpipe-v")
 @pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in (SCHEDULES if ALL else FEW)), *[("1f1b", 4)] * ALL])
 def test_the_plan_is_found_microbatch_by_microbatch(recorded: Callable[..., Recorded], name: str, pp: int) -> None:
     run, _, analysis = recorded(name, pp)
-    plan = analysis.schedule.plan
-    assert plan is not None
-    assert [list(map(str, plan.compute_actions(rank))) for rank in range(pp)] == [
-        list(map(str, run.plan.compute_actions(rank))) for rank in range(pp)
-    ]
+    for rank in range(pp):
+        assert planned(analysis.schedule.plan, rank) == planned(run.plan, rank)
     report = analysis.report
     assert report.schedule.name == name
     assert report.schedule.source == "recognised"
@@ -66,9 +64,8 @@ def test_the_plan_is_found_microbatch_by_microbatch(recorded: Callable[..., Reco
     warned = " ".join(report.warnings)
     assert ("inferred from the order" in warned) == (name == "1f1b")
     assert ("no label names the stages" in warned) == (name in ("1f1b", "gpipe"))
-    assert all(
-        comm.bytes for step in report.steps for rank in step.ranks for comm in rank.comms
-    )  # of the recorded shapes
+    calls = [comm for step in report.steps for rank in step.ranks for comm in rank.comms]
+    assert all(comm.bytes for comm in calls)  # of the recorded shapes
     assert "comms[].bytes" not in warned
 
 
@@ -146,15 +143,9 @@ def test_an_overlapped_pair_gives_both_halves_and_no_message_speaks_against_the_
             rows = [op for op in rank["ops"] if op["kind"] == "OVERLAP_F_B"]
             assert len(rows) == len(pairs) > 0
             for row, pair in zip(rows, pairs, strict=True):
-                assert row["parts"] == [
-                    {
-                        "kind": half.kind,
-                        "stage": half.stage,
-                        "chunk": chunk_of[half.stage],
-                        "microbatch": half.microbatch,
-                    }
-                    for half in pair.parts
-                ]
+                names = ("kind", "stage", "chunk", "microbatch")
+                halves = [(half.kind, half.stage, chunk_of[half.stage], half.microbatch) for half in pair.parts]
+                assert row["parts"] == [dict(zip(names, half, strict=True)) for half in halves]
             assert all("parts" not in op for op in rank["ops"] if op["kind"] != "OVERLAP_F_B")
 
 

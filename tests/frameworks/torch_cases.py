@@ -77,7 +77,7 @@ class SlowStage(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Slow.apply(x) * self.scale  # type: ignore[no-untyped-call, no-any-return]
+        return _Slow.apply(x) * self.scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def train_slow(run: SlowRun, folder: str) -> list[tuple[str, int, int, int]]:
         return call
 
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-    stage.forward_one_chunk = logged("F", stage.forward_one_chunk)  # type: ignore[method-assign]
-    stage.backward_one_chunk = logged("B", stage.backward_one_chunk)  # type: ignore[method-assign]
+    stage.forward_one_chunk = logged("F", stage.forward_one_chunk)
+    stage.backward_one_chunk = logged("B", stage.backward_one_chunk)
     schedule = Schedule1F1B(stage, run.microbatches, loss_fn=lambda out, target: ((out - target) ** 2).mean())
 
     def step() -> None:
@@ -126,7 +126,7 @@ def train_slow(run: SlowRun, folder: str) -> list[tuple[str, int, int, int]]:
             target = torch.zeros(4 * run.microbatches, 8) if rank == world - 1 else None
             schedule.step(*inputs, target=target, losses=[] if rank == world - 1 else None, return_outputs=False)
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        sum(parameter.detach().norm() for parameter in module.parameters()).item()  # type: ignore[union-attr]
+        sum(parameter.detach().norm() for parameter in module.parameters()).item()
         optimizer.step()
 
     step()
@@ -147,12 +147,11 @@ def _all_forwards_first(run: SlowRun, module: SlowStage, logged: Any) -> None:
     def forward(microbatch: int, x: torch.Tensor) -> torch.Tensor:
         y = module(x.requires_grad_())
         kept[microbatch] = (x, y.pow(2).mean() if rank == last else y)
-        return y.detach()  # type: ignore[no-any-return]
+        return y.detach()
 
     def backward(microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor:
         x, y = kept.pop(microbatch)
-        y.backward(gradient)  # type: ignore[no-untyped-call]
-        assert x.grad is not None
+        y.backward(gradient)
         return x.grad
 
     order = list(range(run.microbatches))
@@ -171,7 +170,7 @@ def _all_forwards_first(run: SlowRun, module: SlowStage, logged: Any) -> None:
         if rank:
             sends.append(dist.isend(own, rank - 1))
     for work in sends:
-        work.wait()  # type: ignore[union-attr]
+        work.wait()
 
 
 def train_profiled(run: TorchRun, folder: str) -> str:

@@ -18,11 +18,11 @@ PAIR = Group("1", (0, 1), "pp")
 
 
 def call(kind: str, seq: int, state: CallState = CallState.DONE, group: Group = WORLD, **more: object) -> Call:
-    return Call(kind, group, seq, state, **more)  # type: ignore[arg-type]
+    return Call(kind, group, seq, state, **more)
 
 
 def blocking(kind: str, seq: int, **more: object) -> Call:
-    return call(kind, seq, CallState.BLOCKING, **more)  # type: ignore[arg-type]
+    return call(kind, seq, CallState.BLOCKING, **more)
 
 
 def blocked(rank: int, kind: str, seq: int, **more: object) -> RankCalls:
@@ -53,7 +53,6 @@ def test_a_rank_that_stops_is_the_only_one_to_blame_and_hops_are_shortest_paths(
     if not stuck:
         assert hang is None
         return
-    assert hang is not None
     assert (hang.verdict, hang.ranks) == (Verdict.MISSING if is_gone else Verdict.LATE, (guilty,))
     assert {edge.rank: set(edge.waits_for) for edge in hang.edges} == stuck
     length = closure(stuck, num_ranks)
@@ -96,7 +95,6 @@ def test_ranks_that_do_the_same_ops_in_another_order_are_a_cycle_or_a_mismatch(s
     if not stuck:
         assert hang is None or hang.verdict is Verdict.MISMATCH  # kinds that differ where the numbers agree
         return
-    assert hang is not None
     assert hang.verdict in (Verdict.CYCLE, Verdict.MISMATCH)
     length = closure(stuck, num_ranks)
     in_ring = {rank for rank in range(num_ranks) if length[rank][rank] < 99}
@@ -132,7 +130,6 @@ def test_an_asynchronous_call_blocks_nobody_and_serves_the_other_side() -> None:
     posted = call("recv", 0, CallState.OFFERED, PAIR, peer=0)
     sending = blocked(0, "send", 0, peer=1, group=PAIR)
     hang = diagnose([sending, RankCalls(1, (posted, blocking("send", 0, peer=0, group=PAIR)))]).hang
-    assert hang is not None
     assert [(edge.rank, edge.waits_for) for edge in hang.edges] == [(1, (0,))]
     assert diagnose([sending, RankCalls(1, (posted,))]).hang is None
 
@@ -157,7 +154,7 @@ def test_the_odd_one_out_is_guilty_of_a_mismatch(odd: dict[str, object], line: s
     usual = {"kind": "all_reduce", "num_bytes": 16, "dtype": "Float"}
     if odd.get("kind") in ("broadcast", "all_to_all"):
         usual |= {"kind": odd["kind"], "peer": 0}
-    ranks = [blocked(rank, seq=4, **({**usual, **odd} if rank == 2 else usual)) for rank in range(4)]  # type: ignore[arg-type]
+    ranks = [blocked(rank, seq=4, **({**usual, **odd} if rank == 2 else usual)) for rank in range(4)]
     diagnosis = diagnose(ranks)
     assert found(diagnosis) == (Verdict.MISMATCH, (2,))
     assert line in sentence(diagnosis)
@@ -220,9 +217,8 @@ def test_a_call_that_comes_every_few_steps_breaks_no_order() -> None:
 
 def test_messages_of_different_tags_are_told_with_them() -> None:
     ranks = [blocked(0, "send", 0, peer=1, tag=3), blocked(1, "recv", 0, peer=0, tag=4)]
-    assert "rank 0 in send #0 to rank 1 with tag 3, rank 1 in recv #0 from rank 0 with tag 4" in sentence(
-        diagnose(ranks)
-    )
+    told = "rank 0 in send #0 to rank 1 with tag 3, rank 1 in recv #0 from rank 0 with tag 4"
+    assert told in sentence(diagnose(ranks))
 
 
 def test_calls_queued_on_a_device_wait_for_those_before_them() -> None:
@@ -235,11 +231,10 @@ def test_calls_queued_on_a_device_wait_for_those_before_them() -> None:
     ]
     diagnosis = diagnose(ranks)
     assert found(diagnosis) == (Verdict.LATE, (2,))
-    assert diagnosis.hang is not None
     assert diagnosis.hang.hops == {0: 2, 1: 1}
     batch = [replace(each, launch=9) for each in ranks[1].calls]
     assert verdict_of([ranks[0], RankCalls(1, tuple(batch)), ranks[2]]) == ("late", (2,))
-    assert [edge.rank for edge in diagnose([ranks[0], RankCalls(1, tuple(batch)), ranks[2]]).hang.edges] == [1]  # type: ignore[union-attr]
+    assert [edge.rank for edge in diagnose([ranks[0], RankCalls(1, tuple(batch)), ranks[2]]).hang.edges] == [1]
 
 
 def test_launched_calls_are_done_where_everyone_has_made_them() -> None:
@@ -260,7 +255,6 @@ def test_a_rank_that_a_signal_has_halted_keeps_others_waiting_in_calls_that_it_h
     waiting = [replace(rank, calls=(*rank.calls, blocking("all_reduce", 1))) for rank in passed]
     halted = RankCalls(1, sent, presence, is_halted=True)
     hang = diagnose([receive, halted, *waiting]).hang
-    assert hang is not None
     assert (hang.verdict, hang.ranks, hang.hops) == (verdict, (1,), {0: 1, 2: 1, 3: 1})
     assert [(edge.waits_for, edge.call.kind) for edge in hang.edges if edge.rank == 0] == [((1,), "recv")]
     running = diagnose([receive, replace(halted, is_halted=False), *passed])
@@ -269,9 +263,8 @@ def test_a_rank_that_a_signal_has_halted_keeps_others_waiting_in_calls_that_it_h
 
 
 def test_a_rank_that_was_stopped_waits_for_nobody_that_its_transfers_hold_up() -> None:
-    stopped = RankCalls(
-        1, (call("send", 0, group=PAIR, peer=0), blocking("recv", 0, group=PAIR, peer=0)), is_halted=True
-    )
+    made = (call("send", 0, group=PAIR, peer=0), blocking("recv", 0, group=PAIR, peer=0))
+    stopped = RankCalls(1, made, is_halted=True)
     receive = RankCalls(0, (call("recv", 0, CallState.LAUNCHED, PAIR, peer=1),))
     assert verdict_of([receive, stopped]) == ("late", (1,))
     assert verdict_of([RankCalls(0), stopped]) == ("late", (0,))
@@ -307,7 +300,6 @@ def test_the_lines_join_ranks_that_wait_alike() -> None:
     ranks = [blocked(rank, "barrier", 1, group=group) for rank in range(64) if rank not in (9, 11)]
     diagnosis = diagnose([*ranks, RankCalls(9), RankCalls(11)])
     hang = as_json(diagnosis)
-    assert hang is not None
     assert lines(hang) == ["ranks 0–8, 10, 12–63 wait in barrier #1 of group default_pg for ranks 9 and 11"]
     assert hang["edges"][0] == {"rank": 0, "waits_for": [9, 11], "call": "barrier", "group": "default_pg", "seq": 1}
     assert rank_text([3]) == "rank 3"
@@ -322,11 +314,12 @@ def waiting(rank: int, kind: str = "all_reduce") -> RankCalls:
 
 
 def test_of_two_ranks_that_differ_from_their_groups_both_are_guilty() -> None:
-    ranks = [waiting(rank, "barrier" if rank in (12, 14) else "all_reduce") for rank in range(12, 16)]
-    history = {
-        rank: tuple(call("all_reduce", seq, group=GROUPS[rank // 2]) for seq in range(3)) for rank in range(12, 16)
-    }
-    diagnosis = diagnose([replace(rank, calls=(*history[rank.rank], *rank.calls)) for rank in ranks])
+    ranks = []
+    for rank in range(12, 16):
+        before = (call("all_reduce", seq, group=GROUPS[rank // 2]) for seq in range(3))
+        last = waiting(rank, "barrier" if rank in (12, 14) else "all_reduce")
+        ranks.append(replace(last, calls=(*before, *last.calls)))
+    diagnosis = diagnose(ranks)
     assert found(diagnosis) == (Verdict.MISMATCH, (12, 14))
     assert sentence(diagnosis) == (
         "mismatch: collective #3 of group dp6 is barrier on rank 12 but all_reduce on rank 13; "
@@ -337,18 +330,13 @@ def test_of_two_ranks_that_differ_from_their_groups_both_are_guilty() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "verdict", "words"),
     [
-        (
-            RankCalls(12, presence=Presence.GONE),
-            RankCalls(14, presence=Presence.GONE),
-            "missing",
-            "ranks 12 and 14 are gone",
-        ),
-        (RankCalls(12, presence=Presence.GONE), RankCalls(14), "missing", "rank 12 is gone; late: rank 14 is outside"),
-        (RankCalls(12), RankCalls(14), "late", "ranks 12 and 14 are outside"),
+        (Presence.GONE, Presence.GONE, "missing", "ranks 12 and 14 are gone"),
+        (Presence.GONE, Presence.ALIVE, "missing", "rank 12 is gone; late: rank 14 is outside"),
+        (Presence.ALIVE, Presence.ALIVE, "late", "ranks 12 and 14 are outside"),
     ],
 )
-def test_guilty_ranks_of_every_kind_are_named(first: RankCalls, second: RankCalls, verdict: str, words: str) -> None:
-    ranks = [first, waiting(13), second, waiting(15)]
+def test_guilty_ranks_of_every_kind_are_named(first: Presence, second: Presence, verdict: str, words: str) -> None:
+    ranks = [RankCalls(12, presence=first), waiting(13), RankCalls(14, presence=second), waiting(15)]
     diagnosis = diagnose(ranks)
     assert verdict_of(ranks) == (verdict, (12, 14))
     assert f"{verdict}: {words}" in sentence(diagnosis)
@@ -363,10 +351,8 @@ def test_every_cycle_is_named_and_none_that_waits_for_a_rank_to_blame() -> None:
     assert sentence(two).count("wait for each other") == 2
     assert sentence(two).count("cycle:") == 1
     lost = RankCalls(2, presence=Presence.GONE)
-    also = [
-        replace(rank, calls=(*rank.calls, blocking("barrier", 1, group=Group("7", (0, 1, 2)))))
-        for rank in ring_of_sends(0, 1)
-    ]
+    barrier = blocking("barrier", 1, group=Group("7", (0, 1, 2)))
+    also = [replace(rank, calls=(*rank.calls, barrier)) for rank in ring_of_sends(0, 1)]
     assert verdict_of([*also, lost]) == ("missing", (2,))
 
 
@@ -380,11 +366,9 @@ def test_beside_a_cause_no_rank_is_named_whose_state_may_follow_from_it() -> Non
     gone = RankCalls(13, odd[1].calls, Presence.GONE)
     third = blocked(11, "recv", 0, peer=13)
     hang = diagnose([odd[0], gone, third]).hang
-    assert hang is not None
     assert hang.verdict is Verdict.MISMATCH
-    assert [cause.verdict for cause in hang.causes] == [Verdict.MISMATCH], (
-        "13 ended because of the call that does not fit"
-    )
+    (cause,) = hang.causes
+    assert cause.verdict is Verdict.MISMATCH, "13 ended because of the call that does not fit"
 
 
 def test_no_op_of_the_paper_execution_is_over_before_all_its_ranks_are_at_it() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-EventDict = dict[str, Any]
+Op = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
@@ -23,27 +24,18 @@ def data() -> Path:
 
 
 @pytest.fixture
-def op() -> Callable[..., EventDict]:
+def op() -> Op:
     """A complete host event; ``changes`` overwrite its fields, a value of ``...`` removes one."""
 
-    def make(name: str = "aten::mm", ts: Any = 1000.5, dur: Any = 2.25, **changes: Any) -> EventDict:
-        event = {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": name,
-            "pid": 10,
-            "tid": 11,
-            "ts": ts,
-            "dur": dur,
-            "args": {},
-        } | changes
-        return {key: value for key, value in event.items() if value is not ...}
+    def make(name: str = "aten::mm", ts: Any = 1000.5, dur: Any = 2.25, **changes: Any) -> dict[str, Any]:
+        event = {"ph": "X", "cat": "cpu_op", "name": name, "pid": 10, "tid": 11, "ts": ts, "dur": dur, "args": {}}
+        return {key: value for key, value in (event | changes).items() if value is not ...}
 
     return make
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
+def write(tmp_path: Path) -> Write:
     """Write a trace file: events (as dicts) under traceEvents with members around, or raw bytes; gzip by suffix."""
 
     def make(

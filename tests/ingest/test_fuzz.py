@@ -21,8 +21,8 @@ from pptrace.report.to_json import dump, report_object
 from pptrace.workflow.load import load
 from tests.ingest.kineto.test_salvage import in_kineto_layout
 from tests.support.extent import ALL
+from tests.support.programs import SAMPLES
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 SECONDS = float(os.environ.get("PPTRACE_FUZZ_S", "60" if ALL else "0"))
 LIMIT_S = 60.0
 """Of processor time for one file that takes well under a second when whole."""
@@ -185,7 +185,7 @@ def test_salvage_is_counted_in_the_report(tmp_path: Path) -> None:
     middle = text.index(b"{\n", len(text) // 2)
     path.write_bytes(text[:middle] + b"?" * 5 + text[middle + 5 : -700])
     (entry,) = report_object(load([path], cache=False).report, False)["inputs"]
-    lost = int(re.search(r"left out (\d+) event", " ".join(entry["warnings"]))[1])  # type: ignore[index]
+    lost = int(re.search(r"left out (\d+) event", " ".join(entry["warnings"]))[1])
     assert 0 < lost < 5
     assert whole - 10 < entry["num_events"] + lost <= whole
     assert any("ends early" in line for line in entry["warnings"])

@@ -30,23 +30,11 @@ OTHERS = (
     replace(FOLLOWED, mismatches=("rank 0: …",)),
     replace(FOLLOWED, plan=None),
 )
-MODEL: dict[str, Any] = {
-    "name": "gpt",
-    "hidden": 8,
-    "sequence": 4,
-    "microbatch_size": 2,
-    "dtype": "bfloat16",
-    "layers_per_stage": [1, 2],
-}
+MODEL: dict[str, Any] = {"name": "gpt", "hidden": 8, "sequence": 4, "microbatch_size": 2}
+MODEL |= {"dtype": "bfloat16", "layers_per_stage": [1, 2]}
 EXPERTS: dict[str, Any] = {"experts": 4, "experts_dispatcher": "padded", "experts_width": None}
-MEMORY: dict[str, Any] = {
-    "weights_bytes": 1,
-    "gradients_bytes": 2,
-    "optimizer_bytes": 3,
-    "activations_bytes": None,
-    "stages": {"2": 4},
-    "reason": "why",
-}
+MEMORY: dict[str, Any] = {"weights_bytes": 1, "gradients_bytes": 2, "optimizer_bytes": 3, "activations_bytes": None}
+MEMORY |= {"stages": {"2": 4}, "reason": "why"}
 FACT: dict[str, Any] = {
     "communication": [
         {"steps": [2, 4], "bytes": {"pp": {"send": 5}}},
@@ -58,10 +46,8 @@ FACT: dict[str, Any] = {
 
 def test_a_prediction_has_bytes_of_its_steps_and_of_no_other() -> None:
     prediction = not_none(read_prediction(FACT))
-    expected = {("pp", "send"): 5}
-    assert [prediction.of_step(step) for step in (1, 2, 3, 4, 5)] == [
-        *(None, expected, expected, {("ep", "all_to_all"): None}, None),
-    ]
+    sent, routed = {("pp", "send"): 5}, {("ep", "all_to_all"): None}
+    assert [prediction.of_step(step) for step in (1, 2, 3, 4, 5)] == [None, sent, sent, routed, None]
     assert prediction.memory == MemoryParts(1, 2, 3, None, {2: 4}, "why")
 
 
@@ -98,9 +84,8 @@ def test_sizes_are_those_of_the_first_rank_that_trains_our_model() -> None:
     sizes = GptSizes(8, 4, 2, 2, (1, 2), None)
     assert gpt_of_run([{}, {"model": {"name": "other"}}, {"model": MODEL}], FOLLOWED) == sizes
     assert all(gpt_of_run([{"model": MODEL}], other) is None for other in OTHERS)
-    assert (
-        gpt_of_run([{"model": {**MODEL, "layers_per_stage": [3]}}], FOLLOWED) is None
-    )  # one stage's layers, and two stages
+    of_one_stage = {**MODEL, "layers_per_stage": [3]}  # and the plan has two
+    assert gpt_of_run([{"model": of_one_stage}], FOLLOWED) is None
     assert read_gpt_sizes({**MODEL, "shortest_sequence": 2}) == replace(sizes, varies=True)
     assert read_gpt_sizes({**MODEL, **EXPERTS}) == replace(sizes, experts=ExpertSizes("padded", 32))
     assert read_gpt_sizes({**MODEL, **EXPERTS, "experts_width": 6}) == replace(sizes, experts=ExpertSizes("padded", 6))

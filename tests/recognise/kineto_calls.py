@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
-from pptrace.model.tables import COMM_ARGS, make_table
+from pptrace.model.tables import COMM_ARGS
 from pptrace.model.traces import Category, Trace
 from tests.support.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, NCCL_STREAM, START, Event, make_trace
-
-ARGS: dict[str, Any] = {name: "" if dtype == "str" else -1 for name, dtype in COMM_ARGS.items()}
+from tests.support.tables import table_of
 
 
 @dataclass
@@ -54,7 +53,7 @@ class Rank:
         event = self.add(Category.CPU_OP, "record_param_comms", start, end, thread=thread)
         ranks = args.pop("ranks", None)
         listed = {} if ranks is None else {"group_ranks": json.dumps(list(ranks)), "group_size": len(ranks)}
-        self.args.append((event, ARGS | listed | args))
+        self.args.append((event, listed | args))
 
     def call(
         self,
@@ -83,8 +82,8 @@ class Rank:
         rows = sorted(
             ({**args, "event": position[id(event)]} for event, args in self.args), key=lambda row: row["event"]
         )
-        table = make_table(COMM_ARGS, {name: [row[name] for row in rows] for name in COMM_ARGS})
-        return replace(made, events=replace(made.events, comm_args=table), distributed=self.distributed)
+        args = table_of(COMM_ARGS, rows, -1)
+        return replace(made, events=replace(made.events, comm_args=args), distributed=self.distributed)
 
 
 ALL_REDUCE = ("c10d::allreduce_", "allreduce", "nccl:all_reduce", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)")
@@ -99,8 +98,4 @@ SEND = ("c10d::send", "send", "nccl:send 0->1", "ncclDevKernel_SendRecv(x)")
 RECV = ("c10d::recv_", "recv", "nccl:recv 1<-0", "ncclDevKernel_SendRecv(x)")
 
 
-def traces(ranks: Sequence[Rank]) -> list[Trace]:
-    return [rank.trace() for rank in ranks]
-
-
-__all__ = ["ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "AUTOGRAD_THREAD", "MAIN_THREAD", "RECV", "SEND", "Rank", "traces"]
+__all__ = ["ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "AUTOGRAD_THREAD", "MAIN_THREAD", "RECV", "SEND", "Rank"]

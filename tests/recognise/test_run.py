@@ -29,23 +29,14 @@ from pptrace.marks import (
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource
 from pptrace.model.tables import COMMS, OPS
-from pptrace.model.traces import Category
+from pptrace.model.traces import Category, Trace
 from pptrace.recognise.groups.mesh import mesh_from_stages
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from tests.support.extent import ALL
-from tests.support.synthetic import (
-    LEAD,
-    START,
-    Event,
-    make_trace,
-    marked,
-    record,
-    renamed,
-    without,
-)
+from tests.support.synthetic import LEAD, START, Event, make_trace, marked, record, renamed, without
 
 SPLIT_BACKWARD = [["0F0", "0F1", "0I0", "0I1", "0W1", "0W0"], ["1F0", "1F1", "1I0", "1I1", "1W0", "1W1"]]
 RECORDINGS = {
@@ -82,18 +73,9 @@ def test_the_ops_found_are_those_of_the_plan_when_they_ran(name: str, with_metad
             done = recording.run.computes(rank // job.dp)
             columns = ["kind", "stage", "chunk", "microbatch", "phase", "start_ns", "end_ns"]
             at = recording.begin(step)
-            assert list(rank_ops[columns].itertuples(index=False, name=None)) == [
-                (
-                    str(d.action.kind),
-                    d.action.stage,
-                    d.action.chunk,
-                    d.action.microbatch,
-                    str(d.action.phase),
-                    at + d.start,
-                    at + d.end,
-                )
-                for d in done
-            ]
+            names = [(str(a.kind), a.stage, a.chunk, a.microbatch, str(a.phase)) for a in (d.action for d in done)]
+            expected = [(*name, at + d.start, at + d.end) for name, d in zip(names, done, strict=True)]
+            assert list(rank_ops[columns].itertuples(index=False, name=None)) == expected
     assert set(compute["clock"]) == {"device" if recording.events.__name__ == "device_events" else "host"}
     spans = ops[ops["stage"] < 0]
     assert set(spans["kind"]) == {"STEP", "OPTIMIZER"} | ({"GRAD_SYNC"} if job.dp > 1 else set())
@@ -113,11 +95,9 @@ def test_the_plan_and_the_mesh_are_those_of_the_facts_or_those_the_ops_follow(na
 
 
 def test_a_mesh_without_pipelines_in_its_facts_takes_them_from_the_ops() -> None:
-    traces = [
-        structs.replace(trace, metadata={key: value for key, value in trace.metadata.items() if key != "pp_ranks"})
-        for trace in RECORDINGS["replicas"].traces()
-    ]
-    run = recognise(traces)
+    traces = RECORDINGS["replicas"].traces()
+    facts = [{key: value for key, value in trace.metadata.items() if key != "pp_ranks"} for trace in traces]
+    run = recognise([structs.replace(t, metadata=of) for t, of in zip(traces, facts, strict=True)])
     assert run.mesh.pipelines == ((0, 2), (1, 3))
     assert run.mesh.dp == 2
 
@@ -149,10 +129,8 @@ def test_all_kernels_of_a_graph_belong_to_the_op_that_replayed_it() -> None:
         events.append(Event(Category.RUNTIME, name, at, at + 2, thread=thread, correlation=at))
         events += [Event(Category.KERNEL, "gemm", *times, 0, 7, correlation=at) for times in kernels]
     rows = recognise([make_trace(events)]).ops.itertuples()
-    assert [(row.kind, row.start_ns, row.end_ns, row.clock) for row in rows] == [
-        ("F", 300, 390, "device"),
-        ("B", 400, 490, "device"),
-    ]
+    found = [(row.kind, row.start_ns, row.end_ns, row.clock) for row in rows]
+    assert found == [("F", 300, 390, "device"), ("B", 400, 490, "device")]
 
 
 def test_an_op_without_device_work_keeps_its_host_range() -> None:
@@ -184,11 +162,9 @@ def test_a_received_size_that_was_negotiated_is_read_from_its_wait() -> None:
         marked(WaitMark(Transfer(send, 1, 64), 0), 10, 40),
         marked(WaitMark(Transfer(recv, 1, 96), 0), 40, 90),
     ]
-    rows = list(recognise([make_trace(events)]).comms.itertuples())
-    assert [(row.kind, row.bytes, row.start_ns, row.end_ns) for row in rows] == [
-        ("send", 64, 10, 40),
-        ("recv", 96, 10, 90),
-    ]
+    rows = recognise([make_trace(events)]).comms.itertuples()
+    found = [(row.kind, row.bytes, row.start_ns, row.end_ns) for row in rows]
+    assert found == [("send", 64, 10, 40), ("recv", 96, 10, 90)]
 
 
 def test_each_tensor_of_a_message_has_a_wait_even_where_all_are_as_large() -> None:
@@ -215,10 +191,8 @@ def test_a_transfer_posted_ahead_says_when_it_was_posted_and_when_it_was_asked_f
         marked(WaitMark(at_once, 0), 82, 98),
     ]
     rows = recognise([make_trace(events)]).comms.itertuples()
-    assert [(row.start_ns, row.posted_ns, row.asked_ns, row.end_ns) for row in rows] == [
-        (10, 14, 60, 75),
-        (80, 80, 80, 98),
-    ]
+    found = [(row.start_ns, row.posted_ns, row.asked_ns, row.end_ns) for row in rows]
+    assert found == [(10, 14, 60, 75), (80, 80, 80, 98)]
 
 
 def test_a_call_with_a_handle_lasts_until_it_was_awaited() -> None:
@@ -248,10 +222,8 @@ def test_a_collective_that_the_recording_ends_before_is_left_out() -> None:
     ]
     run = recognise([make_trace(events)])
     assert list(run.comms["kind"]) == ["all_reduce"]
-    assert any(
-        "left out, as their end is not known: 1 collective of step 4 for which nothing in the trace waits" in line
-        for line in run.warnings
-    )
+    left_out = "left out, as their end is not known: 1 collective of step 4 for which nothing in the trace waits"
+    assert any(left_out in line for line in run.warnings)
 
 
 def test_ops_and_transfers_that_a_rank_began_anew_count_once() -> None:
@@ -298,10 +270,8 @@ def test_ops_and_messages_of_an_evaluation_are_no_part_of_the_step_before_it() -
 
 
 def test_a_trace_without_marks_gives_no_ops() -> None:
-    trace = make_trace(
-        [Event(Category.CPU_OP, "aten::mm", 0, 5, thread=1), Event(Category.ANNOTATION, "Forward 0", 0, 9, thread=1)]
-    )
-    run = recognise([trace])
+    named = ((Category.CPU_OP, "aten::mm"), (Category.ANNOTATION, "Forward 0"))
+    run = recognise([make_trace([Event(category, name, 0, 9, thread=1) for category, name in named])])
     assert run.framework == "unlabelled"
     assert run.ops.empty
     assert run.comms.empty
@@ -354,49 +324,42 @@ def test_missing_ops_and_ranks_are_told() -> None:
     assert recognise(without(traces, 1)).schedule.mismatches == ()  # what is not there differs from nothing
 
 
+def with_plan(plan: object) -> list[Trace]:
+    return [structs.replace(t, metadata={**t.metadata, "plan": plan}) for t in RECORDINGS["gpipe"].traces()]
+
+
 def test_a_damaged_plan_in_the_facts_is_said() -> None:
-    traces = RECORDINGS["gpipe"].traces()
-    facts = dict(traces[0].metadata) | {"plan": {"name": "gpipe", "rows": [["0F0", "zero"]]}}
-    schedule = recognise([structs.replace(traces[0], metadata=facts), *traces[1:]]).schedule
+    damaged, *_ = with_plan({"name": "gpipe", "rows": [["0F0", "zero"]]})
+    schedule = recognise([damaged, *RECORDINGS["gpipe"].traces()[1:]]).schedule
     assert schedule.plan is None
-    assert schedule.warnings[0].startswith(
-        "the plan in the metadata: the trace's metadata: row 1, cell 2: 'zero' is not an action"
-    )
+    line = "the plan in the metadata: the trace's metadata: row 1, cell 2: 'zero' is not an action"
+    assert schedule.warnings[0].startswith(line)
 
 
 @pytest.mark.parametrize(
     "plan", [{"rows": [1]}, {"rows": None}, {"rows": ["0F0"]}, [], {"name": "gpipe"}, {"rows": {}}]
 )
 def test_facts_without_rows_have_no_plan(plan: object) -> None:
-    traces = [structs.replace(t, metadata=dict(t.metadata) | {"plan": plan}) for t in RECORDINGS["gpipe"].traces()]
-    assert recognise(traces).schedule.source is PlanSource.RECOGNISED
+    assert recognise(with_plan(plan)).schedule.source is PlanSource.RECOGNISED
 
 
 @pytest.mark.parametrize("rows", [[[1]], [[None, "0F0"]], [[]], [], [["0F0", ["0B0"]]]])
 def test_rows_that_are_no_plan_are_said(rows: object) -> None:
-    traces = [
-        structs.replace(t, metadata=dict(t.metadata) | {"plan": {"rows": rows}}) for t in RECORDINGS["gpipe"].traces()
-    ]
-    schedule = recognise(traces).schedule
+    schedule = recognise(with_plan({"rows": rows})).schedule
     assert schedule.plan is None
     assert schedule.warnings[0].startswith("the plan in the metadata: ")
 
 
 leaves = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.sampled_from(["0F0", "1f1b", "x", ""]))
 keys = st.sampled_from(["pp", "rows", "name", "dp", "start", "time_ns"])
+facts = st.sampled_from(["mesh", "plan", "pp_ranks", "world_size", "host", "clock", "rank"])
 junk = st.recursive(
-    leaves,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)),
-    max_leaves=6,
+    leaves, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)), max_leaves=6
 )
 
 
 @settings(max_examples=60 if ALL else 30)
-@given(
-    st.dictionaries(
-        st.sampled_from(["mesh", "plan", "pp_ranks", "world_size", "host", "clock", "rank"]), junk, max_size=7
-    )
-)
+@given(st.dictionaries(facts, junk, max_size=7))
 def test_damaged_facts_raise_nothing_but_errors_with_a_message(facts: dict[str, Any]) -> None:
     traces = RECORDINGS["one rank"].traces()
     damaged = [structs.replace(trace, metadata={**trace.metadata, **facts}) for trace in traces]
@@ -404,12 +367,7 @@ def test_damaged_facts_raise_nothing_but_errors_with_a_message(facts: dict[str, 
         run = recognise(damaged)
     except PptraceError:
         return
-    assert len(run.ops) == num_ops("one rank")
-
-
-@cache
-def num_ops(name: str) -> int:
-    return len(recognise(RECORDINGS[name].traces()).ops)
+    assert len(run.ops) == len(recognised("one rank", True).ops)
 
 
 def test_groups_of_an_axis_are_megatrons() -> None:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pptrace.model.traces import Category
+from pptrace.recognise.run import RecognisedRun, recognise
 from tests.ingest.nsight_files import Process, Report, write_report
 from tests.roundtrip.styles import LEAD, Style
-from tests.support.synthetic import START, Event, PaperRun
+from tests.support.synthetic import START, Event, PaperRun, make_trace
 
 PAUSE = 1000
 _CATEGORIES = {
@@ -27,6 +28,14 @@ def step_begins(run: PaperRun, number: int) -> int:
 
 def events_of(style: Style, run: PaperRun, rank: int, steps: int) -> list[Event]:
     return [event for number in range(steps) for event in style.step(run, rank, number, step_begins(run, number))]
+
+
+def recognise_run(
+    style: Style, run: PaperRun, steps: int, ranks: Sequence[int] | None = None, num_ranks: int | None = None
+) -> RecognisedRun:
+    """Recognise traces of some of the ranks, or of all."""
+    present = range(run.plan.pp) if ranks is None else ranks
+    return recognise([make_trace(events_of(style, run, rank, steps), rank) for rank in present], num_ranks=num_ranks)
 
 
 def write_kineto(style: Style, run: PaperRun, steps: int, folder: Path) -> Path:

@@ -6,7 +6,7 @@ gradients, autograd's the backwards, and a group of messages is one NCCL kernel 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,11 +15,19 @@ from pptrace.model.traces import Category
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
-from tests.support.synthetic import AUTOGRAD_THREAD, COMPUTE_STREAM, MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun
+from tests.support.synthetic import (
+    AUTOGRAD_THREAD,
+    COMPUTE_STREAM,
+    LEAD,
+    MAIN_THREAD,
+    NCCL_STREAM,
+    Done,
+    Event,
+    PaperRun,
+    groups_of,
+)
 
-LEAD = 60
 ALL_ONE_CHUNK = ("gpipe", "1f1b", "eager-1f1b")
-BACKWARDS = (Kind.B, Kind.I)
 KERNELS = (
     "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int, float)",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
@@ -106,14 +114,6 @@ class Style:
         host.launch("multi_tensor_apply_kernel", end + 10, end + 100, end + 120, MAIN_THREAD)
 
 
-def groups_of(done: Sequence[Done]) -> Iterator[list[Done]]:
-    """Yield the groups of what was done together, in order."""
-    groups: dict[int, list[Done]] = {}
-    for one in done:
-        groups.setdefault(one.group, []).append(one)
-    yield from groups.values()
-
-
 class Marks(Style):
     """pptrace's own."""
 
@@ -171,7 +171,7 @@ class TorchGpipe(Style):
 
     def step(self, run: PaperRun, rank: int, number: int, at: int) -> list[Event]:
         host = Host(at, 1 + (rank * 100 + number) * 10_000)
-        groups = list(groups_of(run.ranks[rank]))
+        groups = groups_of(run.ranks[rank])
         for index, group in enumerate(groups):
             done = group[0]
             if done.action.kind.is_p2p:
@@ -254,10 +254,7 @@ class MegatronNvtx(Style):
         rest = list(group)
         while rest:
             now = {done.action.kind: done for done in reversed(rest)}
-            batch = sorted(
-                now.values(), key=lambda done: (not done.action.kind.is_send, done.action.kind != Kind.SEND_F)
-            )
-            batch.sort(key=lambda done: (done.action.kind.is_recv, done.action.kind.value[-1] == "B"))
+            batch = sorted(now.values(), key=lambda done: (done.action.kind.is_recv, done.action.kind.value[-1] == "B"))
             rest = [done for done in rest if done not in batch]
             shift = 10 * (len(group) - len(rest) - len(batch))
             begin = group[0].start - LEAD + shift
@@ -288,7 +285,7 @@ class ZeroBubble(Style):
 
     def step(self, run: PaperRun, rank: int, number: int, at: int) -> list[Event]:
         host = Host(at, 1 + (rank * 100 + number) * 10_000)
-        groups = list(groups_of(run.ranks[rank]))
+        groups = groups_of(run.ranks[rank])
         last = max(index for index, group in enumerate(groups) if group[0].action.kind is not Kind.W)
         for group in groups[: last + 1]:
             if group[0].action.kind.is_p2p:

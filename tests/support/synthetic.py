@@ -265,9 +265,9 @@ def device_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int =
     return events
 
 
-def groups_of(transfers: list[Done]) -> list[list[Done]]:
+def groups_of(dones: Sequence[Done]) -> list[list[Done]]:
     groups: dict[int, list[Done]] = {}
-    for done in transfers:
+    for done in dones:
         groups.setdefault(done.group, []).append(done)
     return list(groups.values())
 

@@ -210,9 +210,8 @@ def test_the_python_api_reads_on_a_cluster(scheduler: str) -> None:
     import pptrace as package
 
     progress: list[tuple[float, int]] = []
-    run = package.load(
-        P4, engine="dask", scheduler=scheduler, cache=False, progress=lambda *status: progress.append(status)
-    )
+    on_cluster: dict[str, Any] = {"engine": "dask", "scheduler": scheduler, "cache": False}
+    run = package.load(P4, progress=lambda *status: progress.append(status), **on_cluster)
     assert run.to_json() == json_here(P4).removesuffix("\n")
     assert progress[0] == (0, 4)
     assert progress[-1] == (4, 4)
@@ -225,10 +224,9 @@ def test_a_file_that_a_worker_does_not_see_is_named_with_the_worker(scheduler: s
         for num_bytes, gone in ((3, False), (2, True)):
             if gone:
                 path.unlink()
+            file = InputFile(path, None, None, num_bytes)
             with pytest.raises(dask_engine.InvisibleFileError) as error:
-                engine.read_files(
-                    {0: InputFile(path, None, None, num_bytes)}, _never, ProgressMeter([num_bytes], print)
-                )
+                engine.read_files({0: file}, _never, ProgressMeter([num_bytes], print))
             assert str(path) in str(error.value)
             assert "worker tcp://127.0.0.1:" in str(error.value)
             assert ("No such file" if gone else "2 bytes there, 3 here") in str(error.value)
@@ -331,5 +329,4 @@ def test_what_comes_here_of_a_rank_grows_by_as_many_bytes_a_row_as_the_limits_sa
     assert more_rows == 10 * rows
     limits = (SAMPLES.parent / "docs" / "limits.md").read_text()
     match = re.search(r"(\d+) bytes a row of a table of ops and messages", limits)
-    assert match is not None
     assert (more_bytes - num_bytes) / (more_rows - rows) == pytest.approx(int(match[1]), rel=0.1)

@@ -14,8 +14,6 @@ from tests.support.programs import SAMPLES
 @pytest.mark.parametrize("sample", ["uneven_p4", "zbv_p4", "experts_pp2_ep2", *["1f1b_p4", "dualpipe_p4"] * ALL])
 def test_the_recorded_step_is_the_typical_one_of_the_recording(sample: str) -> None:
     report = load([SAMPLES / sample], as_recorded=True).report
-    assert report.recording is not None
-    assert report.typical_step is not None
     assert report.recording.recorded_step_ns == report.typical_step.period_ns
     assert (report.recording.predicted_step_ns, report.recording.figures) == (None, "recorded")
     assert report.recording.reason == "the recorded figures are asked for"
@@ -24,8 +22,6 @@ def test_the_recorded_step_is_the_typical_one_of_the_recording(sample: str) -> N
 def test_the_predicted_step_is_that_of_the_traces_read_without_their_recording() -> None:
     """Two ways to it: the replay of the graph, and all of the analysis once more of traces with other times."""
     report = load([SAMPLES / "1f1b_p4"]).report
-    assert report.recording is not None
-    assert report.typical_step is not None
     assert report.recording.figures == "unrecorded"
     assert report.recording.predicted_step_ns == pytest.approx(report.typical_step.period_ns, rel=1e-3)
 
@@ -33,7 +29,6 @@ def test_the_predicted_step_is_that_of_the_traces_read_without_their_recording()
 def test_marks_that_hold_more_than_their_ops_predict_nothing_and_a_reason_says_so() -> None:
     """The only step of this run begins a second before its first op, while other ranks start to record."""
     recording = load([SAMPLES / "gpu_nccl_1f1b_p4"]).report.recording
-    assert recording is not None
     assert (recording.recorded_step_ns, recording.predicted_step_ns) == (None, None)
     assert (recording.reason or "").startswith("marks of steps are not as long as the steps by their ops")
 

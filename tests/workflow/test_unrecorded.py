@@ -49,9 +49,8 @@ def report_of(program: str, as_recorded: bool = False) -> Report:
 @pytest.mark.parametrize("program", RUNS)
 def test_the_predicted_step_and_idle_share_are_those_of_the_program_without_profiler(program: str) -> None:
     recording, truth = report_of(program).recording, unrecorded_ms(program) * 1e6
-    assert recording is not None
     assert recording.predicted_step_ns == pytest.approx(truth, rel=0.05)
-    assert recording.low_ns < truth < recording.high_ns  # type: ignore[operator]
+    assert recording.low_ns < truth < recording.high_ns
     analysis = load([OBSERVED / f"{RUNS[program]}.json.gz"], as_recorded=True)
     work = analysis.data.work[0]
     steps = [(step.start_ns, step.end_ns) for step in analysis.report.steps]
@@ -64,10 +63,9 @@ def test_the_predicted_step_and_idle_share_are_those_of_the_program_without_prof
 def test_the_figures_are_those_of_the_unrecorded_run_and_no_gain_is_larger_than_it_leaves(program: str) -> None:
     report, recorded = report_of(program), report_of(program, as_recorded=True)
     step = report.typical_step
-    assert step is not None
     assert step.span_ns == pytest.approx(unrecorded_ms(program) * 1e6, rel=0.05)
-    assert step.ranks[0].compute_ns == pytest.approx(recorded.steps[0].ranks[0].compute_ns, rel=0.01)  # type: ignore[arg-type]
-    left = step.span_ns - step.ranks[0].compute_ns  # type: ignore[operator]
+    assert step.ranks[0].compute_ns == pytest.approx(recorded.steps[0].ranks[0].compute_ns, rel=0.01)
+    left = step.span_ns - step.ranks[0].compute_ns
     assert all((finding.gain_ns or 0) <= left for finding in report.findings)
 
 
@@ -84,12 +82,9 @@ def test_what_is_not_known_well_enough_is_no_finding_about_hosts_and_says_how_to
 @needs_runs
 def test_the_figures_of_the_recording_stay_in_the_report_and_are_the_report_where_asked_for() -> None:
     report, recorded = report_of("mid"), report_of("mid", as_recorded=True)
-    assert report.recording is not None
     assert report.recording.figures == "unrecorded"
-    assert report.recording.as_recorded is not None
     assert [step.span_ns for step in report.recording.as_recorded.steps] == [step.span_ns for step in recorded.steps]
     assert report.recording.as_recorded.verdict == recorded.verdict
-    assert recorded.recording is not None
     assert recorded.recording.figures == "recorded"
     assert [finding for finding in recorded.findings if finding.evidence.get("cause") == "host"]
     assert report.device == recorded.device  # of whole traces, which are recordings
@@ -112,12 +107,11 @@ def test_steps_that_were_measured_without_recording_decide_what_it_cost(tmp_path
     entry = {"rank": 0, "trace": "rank0.json.gz", "step_times": times}
     (tmp_path / "run.json").write_text(json.dumps({"schema": "pptrace.run/1", "world_size": 1, "ranks": [entry]}))
     recording = load([tmp_path]).report.recording
-    assert recording is not None
     assert recording.unrecorded_step_ns == 36_100_000
     assert recording.cost_source == "measured"
     assert recording.predicted_step_ns == pytest.approx(36.1e6, rel=0.02)
-    assert recording.error == pytest.approx(recording.predicted_step_ns / 36.1e6 - 1)  # type: ignore[operator]
-    assert recording.slowdown == pytest.approx(recording.recorded_step_ns / 36.1e6)  # type: ignore[operator]
+    assert recording.error == pytest.approx(recording.predicted_step_ns / 36.1e6 - 1)
+    assert recording.slowdown == pytest.approx(recording.recorded_step_ns / 36.1e6)
     assert recording.slowed_after == pytest.approx(47 / 36.1)
     assert not recording.is_too_uncertain
 
@@ -126,9 +120,8 @@ def test_steps_that_were_measured_without_recording_decide_what_it_cost(tmp_path
 def test_replays_of_a_graph_are_predicted_though_hosts_do_too_little_to_tell_what_recording_costs() -> None:
     """The script measured 13.2 ms a step. Steps begin where the device begins a replay, which the host launched long before."""
     recording = load([GRAPHS / "plain_rank0.json.gz"]).report.recording
-    assert recording is not None
     assert recording.predicted_step_ns == pytest.approx(13.2e6, rel=0.05)
-    assert recording.events_per_step < 50  # type: ignore[operator]
+    assert recording.events_per_step < 50
     assert recording.cost_per_event_ns == 3_000
 
 

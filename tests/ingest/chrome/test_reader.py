@@ -31,7 +31,14 @@ def event(ph: str, name: str | None, ts: object, pid: object = 0, tid: object = 
     return {key: value for key, value in made.items() if value is not None}
 
 
-def ranges_of(text: bytes) -> ChromeRanges:
+def written(folder: Path, events: Sequence[Mapping[str, Any]], name: str = "trace.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps(events))
+    return path
+
+
+def ranges_of(content: bytes | Sequence[Mapping[str, Any]]) -> ChromeRanges:
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(text)
         return read_ranges(Path(file.name))
@@ -43,7 +50,7 @@ def times(ranges: ChromeRanges) -> list[tuple[str, int, int]]:
 
 
 def paired(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
-    ranges = ranges_of(json.dumps(list(events)).encode())
+    ranges = ranges_of(events)
     assert not ranges.warnings
     return times(ranges)
 
@@ -75,7 +82,7 @@ def test_times_are_exact_to_the_nanosecond() -> None:
 
 def test_arguments_of_both_ends_are_joined_and_those_of_the_end_win() -> None:
     ends = [event("B", "f", 1, step=1, mb=1, chunk="7"), event("E", "f", 2, mb=2, stage=3, chunk=None)]
-    ranges = ranges_of(json.dumps(ends).encode())
+    ranges = ranges_of(ends)
     names = ("step", "mb", "stage", "chunk", "seq_id")
     assert [ranges.numbers(name).tolist() for name in names] == [[1], [2], [3], [7], [-1]]
 
@@ -83,14 +90,13 @@ def test_arguments_of_both_ends_are_joined_and_those_of_the_end_win() -> None:
 def test_numbers_in_arguments_are_whole_and_of_64_bits() -> None:
     given: list[Any] = [3, "4", 5.0, 6.5, True, "x", 2**63, [1], None]
     events = [event("X", "f", k, microbatch=value) | {"dur": 1} for k, value in enumerate(given)]
-    ranges = ranges_of(json.dumps(events).encode())
+    ranges = ranges_of(events)
     assert ranges.numbers("micro_batch_index", "microbatch").tolist() == [3, 4, 5, -1, -1, -1, -1, -1, -1]
 
 
 def test_what_never_ends_lasts_until_its_thread_does_and_is_told() -> None:
-    result = ranges_of(
-        json.dumps([event("B", "run", 1), event("B", "lost", 2), event("E", "run", 5), event("B", "open", 6)]).encode()
-    )
+    events = [event("B", "run", 1), event("B", "lost", 2), event("E", "run", 5), event("B", "open", 6)]
+    result = ranges_of(events)
     assert times(result) == [("run", 1000, 5000), ("lost", 2000, 5000), ("open", 6000, 6000)]
     assert result.warnings == (
         "2 ranges without an end (B without E): read as ending with the enclosing range or the thread, "
@@ -99,11 +105,8 @@ def test_what_never_ends_lasts_until_its_thread_does_and_is_told() -> None:
 
 
 def test_ends_without_a_begin_and_events_without_times_are_counted() -> None:
-    result = ranges_of(
-        json.dumps(
-            [event("E", "x", 1), event("B", "f", 2), event("E", "f", 3), event("E", "g", 4), event("B", "h", "soon")]
-        ).encode()
-    )
+    named = [event("E", "x", 1), event("B", "f", 2), event("E", "f", 3), event("E", "g", 4), event("B", "h", "soon")]
+    result = ranges_of(named)
     assert times(result) == [("f", 2000, 3000)]
     assert result.warnings == (
         'left out 1 event whose "ts" or "dur" is no time in µs',
@@ -151,18 +154,15 @@ def test_a_file_without_a_range_is_told_in_one_line(tmp_path: Path, text: bytes)
 
 def test_pairs_that_come_late_in_a_file_are_found_as_well(tmp_path: Path) -> None:
     early = [event("X", "x", k) | {"dur": 1, "padding": "." * 200} for k in range(400)]
-    path = tmp_path / "late.json"
-    path.write_text(json.dumps([*early, event("B", "f", 500), event("E", "f", 501)]))
+    path = written(tmp_path, [*early, event("B", "f", 500), event("E", "f", 501)])
     assert detect(first_bytes(path)) is InputFormat.KINETO
     (trace,) = read_file(path, InputFormat.KINETO)
     assert (trace.format, len(trace.events)) == (InputFormat.CHROME, 401)
 
 
 def test_kineto_with_its_own_members_stays_kineto() -> None:
-    assert (
-        detect(b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "args": {"x": "\\"ph\\": \\"B\\""}}')
-        is InputFormat.KINETO
-    )
+    text = b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "args": {"x": "\\"ph\\": \\"B\\""}}'
+    assert detect(text) is InputFormat.KINETO
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,7 @@ def test_kineto_with_its_own_members_stays_kineto() -> None:
 def test_each_process_is_a_rank(tmp_path: Path, pids: list[Any], names: dict[int, str], ranks: list[int]) -> None:
     events = [event("M", "process_name", 0, pid=pid) | {"args": {"name": name}} for pid, name in names.items()]
     events += [event(ph, "work", ts, pid=pid) for pid in pids for ph, ts in (("B", 1), ("E", 2))]
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(events))
-    traces = read_chrome(path)
+    traces = read_chrome(written(tmp_path, events))
     assert [trace.rank for trace in traces] == ranks
     assert all(trace.events.category.tolist() == [Category.ANNOTATION] for trace in traces)
 
@@ -195,9 +193,7 @@ def test_labels_of_frameworks_are_recognised_in_begin_end_events(tmp_path: Path)
                 event("B", f"PP:{timed.action}", timed.start / 1000, pid=rank.rank),
                 event("E", None, timed.end / 1000, pid=rank.rank),
             ]
-    path = tmp_path / "pairs.json"
-    path.write_text(json.dumps(events))
-    report = load([path]).report
+    report = load([written(tmp_path, events)]).report
     assert (report.framework, report.schedule.name, report.mesh.pp) == ("torch.distributed.pipelining", "1f1b", 2)
     assert report.inputs[0].format == "chrome"
     assert report.steps[0].span_ns == (4 + 2 - 1) * 3000
@@ -219,9 +215,7 @@ def test_ops_in_arguments_become_the_plan_they_came_from(tmp_path: Path, name: s
                 event("B", word, timed.start / 1000, pid=rank.rank, iteration=7),
                 event("E", word, timed.end / 1000, pid=rank.rank, iteration=7, **ids),
             ]
-    path = tmp_path / "scan.json"
-    path.write_text(json.dumps(events))
-    report = load([path]).report
+    report = load([written(tmp_path, events)]).report
     assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("megascan", name, ())
     assert (report.schedule.num_microbatches, report.schedule.num_chunks) == (m, v)
     assert [step.step for step in report.steps] == [7]
@@ -273,16 +267,13 @@ def test_megascans_files_of_single_ranks_are_one_run(tmp_path: Path) -> None:
 
 def test_iterations_of_megascan_follow_each_other(tmp_path: Path) -> None:
     begin, end = {"name": "iteration", "ph": "B", "pad_before": 5}, {"name": "iteration", "ph": "E", "rel_ts": 90}
-    path = tmp_path / "iterations.json"
-    path.write_text(json.dumps([begin, end | {"duration_wall": 100}, begin, end | {"duration_wall": 200}]))
+    path = written(tmp_path, [begin, end | {"duration_wall": 100}, begin, end | {"duration_wall": 200}])
     assert times(read_ranges(path)) == [("iteration", 5, 95), ("iteration", 110, 200)]
 
 
 def test_a_range_without_a_rank_is_of_the_rank_of_its_thread(tmp_path: Path) -> None:
     events = [event("X", "f", 10 * k, tid=k % 2, rank=4 + k % 2) | {"dur": 1} for k in range(4)]
-    path = tmp_path / "replica.json"
-    path.write_text(json.dumps([*events, event("X", "g", 3, tid=1) | {"dur": 1}]))
-    traces = read_chrome(path)
+    traces = read_chrome(written(tmp_path, [*events, event("X", "g", 3, tid=1) | {"dur": 1}]))
     assert [(trace.rank, len(trace.events)) for trace in traces] == [(4, 2), (5, 3)]
 
 
@@ -339,9 +330,7 @@ def sequence_timeline(name: str, pp: int, m: int, v: int, loops: bool = False) -
 
 
 def test_ranges_numbered_in_order_are_ops_of_their_steps_in_a_mesh_of_replicas(tmp_path: Path) -> None:
-    path = tmp_path / "timeline.json"
-    path.write_text(json.dumps(sequence_timeline("1f1b", 3, 5, 1)))
-    report = load([path]).report
+    report = load([written(tmp_path, sequence_timeline("1f1b", 3, 5, 1))]).report
     assert (report.mesh.pp, report.mesh.dp, report.mesh.tp) == (3, 2, 1)
     assert (report.schedule.name, report.schedule.num_microbatches, report.schedule.num_stages) == ("1f1b", 5, 3)
     assert [step.step for step in report.steps] == [23, 25]
@@ -350,17 +339,15 @@ def test_ranges_numbered_in_order_are_ops_of_their_steps_in_a_mesh_of_replicas(t
 
 
 def test_chunks_that_nothing_tells_apart_are_not_guessed(tmp_path: Path) -> None:
-    path = tmp_path / "timeline.json"
-    path.write_text(json.dumps(sequence_timeline("interleaved-1f1b", 2, 4, 2, loops=True)))
+    path = written(tmp_path, sequence_timeline("interleaved-1f1b", 2, 4, 2, loops=True))
     assert all(trace.ops is None for trace in read_chrome(path))
 
 
 def test_messages_numbered_in_order_belong_to_the_ops_of_their_direction(tmp_path: Path) -> None:
     events = sequence_timeline("1f1b", 2, 3, 1)
     recv = [item | {"name": "forward-recv"} for item in events if item["name"] == "forward-compute" and item["tid"] % 2]
-    path = tmp_path / "timeline.json"
-    path.write_text(json.dumps(events + recv))
-    comms = [trace.comms for trace in read_chrome(path) if trace.comms is not None and len(trace.comms)]
+    traces = read_chrome(written(tmp_path, events + recv))
+    comms = [trace.comms for trace in traces if trace.comms is not None and len(trace.comms)]
     assert len(comms) == 2
     for result in comms:
         assert set(result["kind"]) == {"recv"}
@@ -372,19 +359,16 @@ def test_the_peer_of_a_message_is_the_only_rank_of_its_group(tmp_path: Path) -> 
         event("X", name, 10 * k, pid=pid, microbatch=0, rank=pid, group=group) | {"dur": 1}
         for pid in (0, 1)
         for k, (name, group) in enumerate(
-            (("forward", None), ("send-forward", [1 - pid]), ("send-forward", [0, 1]), ("backward", 3))
+            [("forward", None), ("send-forward", [1 - pid]), ("send-forward", [0, 1]), ("backward", 3)]
         )
     ]
-    path = tmp_path / "messages.json"
-    path.write_text(json.dumps(events))
-    assert [not_none(trace.comms)["peer"].tolist() for trace in read_chrome(path)] == [[1, -1], [0, -1]]
+    traces = read_chrome(written(tmp_path, events))
+    assert [not_none(trace.comms)["peer"].tolist() for trace in traces] == [[1, -1], [0, -1]]
 
 
 def test_coordinates_that_leave_a_hole_tell_no_mesh(tmp_path: Path) -> None:
     events = [item for item in sequence_timeline("1f1b", 2, 3, 1) if (item["pid"], item["tid"]) != (1, 3)]
-    path = tmp_path / "timeline.json"
-    path.write_text(json.dumps(events))
-    traces = read_chrome(path)
+    traces = read_chrome(written(tmp_path, events))
     assert len(traces) == 3
     assert all("mesh" not in trace.metadata for trace in traces)
 
@@ -393,7 +377,7 @@ def vescale(name: str, pp: int, m: int, v: int, replicas: int = 1) -> list[dict[
     """As veScale's ndtimeline writes it: a process for each replica, tid = 10·rank + k, no ids but rank, step, tp and pp."""
     plan = registry.build(name, pp, m, v)
     done = simulate(plan, uniform(500_000, 1_000_000)).ops()
-    names = {"F": "forward-compute", "B": "backward-compute"}
+    words = {"F": "forward-compute", "B": "backward-compute"}
     events: list[dict[str, Any]] = []
     for step in (5, 6):
         begin = (step - 5) * (int(done["end_ns"].max()) // 1000 + 900)
@@ -402,14 +386,11 @@ def vescale(name: str, pp: int, m: int, v: int, replicas: int = 1) -> list[dict[
                 rank = int(op.rank) * replicas + replica
                 at = {"ts": 1.7e9 + begin + op.start_ns / 1e3, "dur": (op.end_ns - op.start_ns) / 1e3}
                 args = {"rank": rank, "step": step, "tp": 0, "pp": int(op.rank)}
-                kind = names[str(op.kind)]
-                events.append(
-                    {"name": kind, "cat": kind, "ph": "X", "pid": replica, "tid": 10 * rank, "args": args} | at
-                )
-    named = [
-        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"dp rank[{pid}]"}} for pid in range(replicas)
-    ]
-    return events + named
+                kind = words[str(op.kind)]
+                where = {"pid": replica, "tid": 10 * rank, "args": args}
+                events.append({"name": kind, "cat": kind, "ph": "X"} | where | at)
+    names = [(pid, {"name": f"dp rank[{pid}]"}) for pid in range(replicas)]
+    return events + [{"ph": "M", "name": "process_name", "pid": pid, "args": args} for pid, args in names]
 
 
 @pytest.mark.parametrize(
@@ -418,8 +399,7 @@ def vescale(name: str, pp: int, m: int, v: int, replicas: int = 1) -> list[dict[
 def test_ranges_that_name_their_rank_and_step_are_a_run_of_several_ranks(
     tmp_path: Path, name: str, pp: int, m: int, v: int, dp: int
 ) -> None:
-    path = tmp_path / "trace_step5_7"
-    path.write_text(json.dumps(vescale(name, pp, m, v, dp)))
+    path = written(tmp_path, vescale(name, pp, m, v, dp), "trace_step5_7")
     for given in (path, tmp_path):
         report = load([given]).report
         assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("vescale", name, ())

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.ingest.common.device_times import with_sequential_streams
-from pptrace.model.traces import Category, Events, InputFormat, Trace
+from pptrace.model.traces import Category, Trace
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
 from tests.support.programs import SAMPLES
@@ -24,23 +24,15 @@ LINE = "last longer than what follows on their stream"
 Work = list[tuple[int, int, int]]
 
 
-def trace_of(work: Work, correlations: list[int] | None = None, category: int = Category.KERNEL) -> Trace:
+def trace_of(work: Work, correlations: list[int] | None = None, category: Category = Category.KERNEL) -> Trace:
     """A trace with pieces of work (stream, start, duration in µs) in order of their starts."""
-    stream, start, duration = (np.array(column, dtype=np.int64) for column in zip(*work, strict=True))
-    size = len(work)
-    none = np.full(size, -1, dtype=np.int64)
-    events = Events(
-        np.full(size, category, dtype=np.int8),
-        np.zeros(size, dtype=np.int32),
-        start * US,
-        duration * US,
-        np.zeros(size, dtype=np.int32),
-        stream,
-        none,
-        np.arange(size) if correlations is None else np.array(correlations),
-        ("kernel",),
+    pieces = zip(work, correlations or range(len(work)), strict=True)
+    return make_trace(
+        [
+            Event(category, "kernel", start * US, (start + duration) * US, 0, stream, correlation=number)
+            for (stream, start, duration), number in pieces
+        ]
     )
-    return Trace("rank0.json", InputFormat.KINETO, 0, "", events)
 
 
 def durations_of(trace: Trace) -> list[int]:
@@ -81,7 +73,7 @@ def test_several_overruns_in_a_row_are_all_seen() -> None:
         ([(-1, 0, 300), (-1, 10, 20)], None, Category.KERNEL),  # of streams that are not known
     ],
 )
-def test_what_streams_may_do_stays(work: Work, correlations: list[int] | None, category: int) -> None:
+def test_what_streams_may_do_stays(work: Work, correlations: list[int] | None, category: Category) -> None:
     trace = trace_of(work, correlations, category)
     assert with_sequential_streams(trace) is trace
 

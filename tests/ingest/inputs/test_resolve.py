@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,8 @@ from pptrace.ingest.common.byte_source import first_bytes, unreadable
 from pptrace.ingest.formats import detect
 from pptrace.ingest.inputs import resolve
 from pptrace.model.traces import InputFormat
+from tests.ingest.conftest import Op, Write
 from tests.support.read import read_traces
-
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
-
-
-def names(paths: list[Path] | tuple[Path, ...]) -> list[str]:
-    return [path.name for path in paths]
 
 
 def opened(*paths: Path) -> tuple[list[str], tuple[str, ...]]:
@@ -55,7 +48,6 @@ def test_the_format_is_told_by_content_not_by_suffix(write: Write, op: Op, tmp_p
     database = tmp_path / "report.json.gz"
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("CREATE TABLE StringIds (id INTEGER)")
-    connection.close()
     formats = [file.format for file in open_inputs([tmp_path / "trace.json", database]).files]
     assert formats == [InputFormat.KINETO, InputFormat.NSYS_SQLITE]
 
@@ -106,9 +98,8 @@ def test_a_file_of_another_tool_says_what_it_is(write: Write, name: str, content
 
 @pytest.mark.parametrize("content", [b"<!doctype html><html></html>", b"\x7fELF\x02\x01", b"hello"])
 def test_what_is_no_trace_gets_told_all_that_can_be_given(write: Write, content: bytes) -> None:
-    with pytest.raises(
-        TraceError, match=r"begins with .* give a trace of torch\.profiler .*Nsight Systems .*table of ops"
-    ):
+    line = r"begins with .* give a trace of torch\.profiler .*Nsight Systems .*table of ops"
+    with pytest.raises(TraceError, match=line):
         read_traces(open_inputs([write(content)]), 1)
 
 
@@ -182,15 +173,6 @@ def test_an_empty_file_is_told_in_the_words_of_its_own_recorder(tmp_path: Path, 
             read_traces(open_inputs([given]))
 
 
-def test_traces_above_hide_those_below(write: Write, op: Op, tmp_path: Path) -> None:
-    write([op()], "job/rank0.json")
-    write([op()], "job/below/worker1.1.pt.trace.json")
-    assert opened(tmp_path / "job") == (
-        ["rank0.json"],
-        (f"{tmp_path / 'job'}: skipped below/worker1.1.pt.trace.json (in a subdirectory; give it to read it)",),
-    )
-
-
 def test_without_traces_above_those_of_all_subdirectories_are_one_job(write: Write, op: Op, tmp_path: Path) -> None:
     for rank, index in enumerate(("node0", "node1", "a/b/c")):
         write([op(ts=rank)], f"nodes/{index}/rank{rank}.json")
@@ -204,10 +186,11 @@ def test_without_traces_above_those_of_all_subdirectories_are_one_job(write: Wri
 def test_traces_that_are_not_read_are_named_in_one_line(write: Write, op: Op, tmp_path: Path) -> None:
     write([op()], "job/rank0.json")
     write(b"", "job/rank1.json")
-    write([op(ts=5)], "job/second/rank0.json")
+    write([op(ts=5)], "job/second/worker0.5.pt.trace.json")
     write_run(tmp_path / "job" / "third", [])
-    (warning,) = opened(tmp_path / "job")[1]
-    for name in ("rank1.json (empty)", "third (a run directory", "second/rank0.json (in a subdirectory"):
+    files, (warning,) = opened(tmp_path / "job")
+    assert files == ["rank0.json"]
+    for name in ("rank1.json (empty)", "third (a run directory", "second/worker0.5.pt.trace.json (in a subdirectory"):
         assert name in warning
 
 
@@ -248,7 +231,6 @@ def test_a_run_directory_says_whose_each_file_is(write: Write, op: Op, tmp_path:
     write_run(tmp_path / "run", ranks, command=["train.py"])
     inputs = open_inputs([tmp_path / "run" / given])
     assert [(file.path.name, file.rank) for file in inputs.files] == [("a.json", 1), ("b.json.gz", 0)]
-    assert inputs.run is not None
     assert (inputs.run["command"], inputs.run_dir, inputs.warnings) == (["train.py"], tmp_path / "run", ())
 
 
@@ -358,9 +340,8 @@ def test_the_traces_of_the_scripts_own_profiler_are_read_where_there_are_no_othe
 def test_a_run_without_any_trace_says_each_reason_once_and_who_is_to_blame_for_a_hang(tmp_path: Path) -> None:
     note = "the script's own torch.profiler recorded all, and wrote no trace"
     ranks = [{"rank": rank, "trace": None, "status": "ok", "note": note} for rank in range(4)]
-    write_run(
-        tmp_path / "run", ranks, hang={"verdict": "late", "detail": "late: rank 3 sleeps", "ranks": [3], "edges": []}
-    )
+    hang = {"verdict": "late", "detail": "late: rank 3 sleeps", "ranks": [3], "edges": []}
+    write_run(tmp_path / "run", ranks, hang=hang)
     with pytest.raises(TraceError) as caught:
         open_inputs([tmp_path / "run"])
     assert str(caught.value).count(note) == 1
@@ -391,14 +372,6 @@ def test_paths_that_hold_nothing_are_errors_of_one_line(write: Write, op: Op, tm
             open_inputs([tmp_path / name])
         assert str(caught.value).startswith(f"{tmp_path / name}: {message}")
         assert "\n" not in str(caught.value)
-
-
-def test_a_named_file_that_is_no_trace_says_so_when_read(write: Write) -> None:
-    path = write(b"hello", "notes.txt")
-    inputs = open_inputs([path])
-    assert inputs.files[0].format is None
-    with pytest.raises(TraceError, match="begins with 'hello'"):
-        read_traces(inputs, 1)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:

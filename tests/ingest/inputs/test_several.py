@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pptrace.errors import TraceError
 from pptrace.ingest import open_inputs
 from pptrace.ingest.inputs.several import runs_at
+from tests.ingest.conftest import Op, Write
 
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 TABLE = "rank,step,kind,stage,microbatch,start_ns,end_ns\n"
 
 

@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,10 @@ from pptrace.workflow import load as loading
 from pptrace.workflow.load import load
 from pptrace.workflow.rank_store import RankStore, recognise_trace
 from tests.ingest import nsight_files
+from tests.ingest.conftest import Op, Write
+from tests.support.programs import SAMPLES
 from tests.support.synthetic import START, Event, make_trace
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 SECRET = "hunter2-do-not-tell"
 
 
@@ -139,7 +137,6 @@ def test_columns_of_large_entries_are_mapped_and_written_nowhere(folder: Path, m
     monkeypatch.setattr(cache_module, "MAPPED_BYTES", 0)
     for _ in range(2):
         packed = cache.read("key")
-        assert packed is not None
         assert packed.facts == "facts"
         for name, values in packed.arrays.items():
             assert (values.dtype, values.tolist()) == (arrays[name].dtype, arrays[name].tolist())
@@ -484,5 +481,4 @@ def test_a_store_is_asked_for_files_of_any_format(write: Write, op: Op) -> None:
     assert (store.peek(file), store.get(file)) == (None, None)
     store.put(file, tuple(map(recognise_trace, read_file(path, None))))
     result = store.peek(file)
-    assert result is not None
     assert result[0].info.path == str(path)

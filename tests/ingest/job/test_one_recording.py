@@ -10,10 +10,9 @@ import pytest
 
 from pptrace.ingest import ReadResult, open_inputs
 from pptrace.ingest.job import read_job
+from tests.ingest.conftest import Op, Write
 from tests.support.read import read_traces
 
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 LENGTH, TURN = 50, 100
 """Times in µs: how long a recording lasts, and from one to the next."""
 

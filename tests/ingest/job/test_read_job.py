@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,8 @@ from pptrace.ingest import JobProgress, ReadResult, open_inputs
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.ingest.job import read_in_processes, read_job
 from pptrace.model.traces import InputFormat
+from tests.ingest.conftest import Op, Write
 from tests.support.read import read_traces
-
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 
 
 def ranks(result: ReadResult) -> list[tuple[int | None, str]]:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.ingest.conftest import Op, Write
 from tests.support.read import read_kineto
-
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 
 
 def ranks_read(

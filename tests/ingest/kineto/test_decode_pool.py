@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import pptrace.ingest.kineto.reader as kineto
 from pptrace.errors import TraceError
 from pptrace.ingest.kineto.decode_pool import NUM_SLOTS, SLOT_BYTES, DecodePool, WorkerError
 from pptrace.model.traces import Trace
+from tests.ingest.conftest import Write
+from tests.ingest.kineto.test_reader import same_events
 from tests.support.extent import ALL
 from tests.support.read import read_kineto
 
-Write = Callable[..., Path]
 CORES = 3
 
 
@@ -89,10 +87,7 @@ def events(num: int) -> list[dict[str, Any]]:
 
 
 def assert_same(left: Trace, right: Trace) -> None:
-    for name in ("category", "name_id", "start_ns", "dur_ns", "device", "stream", "thread", "correlation"):
-        np.testing.assert_array_equal(getattr(left.events, name), getattr(right.events, name))
-    assert left.events.names == right.events.names
-    assert left.events.comm_args.equals(right.events.comm_args)
+    assert same_events(left.events, right.events)
     assert left.memory.equals(right.memory)
     assert (left.rank, left.warnings, left.metadata) == (right.rank, right.warnings, right.metadata)
 
@@ -119,9 +114,7 @@ def test_helpers_change_nothing(write: Write, name: str, layout: dict[str, Any])
     assert len(shared.events.comm_args) == 120
 
 
-def test_odd_types_and_control_characters_are_no_reason_to_refuse_a_block_whose_rank_is_heard(
-    write: Write,
-) -> None:
+def test_odd_types_and_control_characters_are_no_reason_to_refuse_a_block_whose_rank_is_heard(write: Write) -> None:
     odd: list[Any] = events(6000)
     for event in odd:
         if event["ph"] == "M":
@@ -151,12 +144,8 @@ def test_a_damaged_file_is_salvaged_as_by_one_reader(write: Write) -> None:
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_a_cut_file_keeps_what_stands_before_the_cut(write: Write, name: str) -> None:
-    text = json.dumps({"traceEvents": events(6000)}).encode()
-    packed = gzip.compress(text)
-    path = write(text[: len(text) // 2])
-    if name.endswith(".gz"):
-        path = path.with_name(name)
-        path.write_bytes(packed[: len(packed) // 2])
+    path = write(events(6000), name)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     shared = read_shared(path)
     assert_same(shared, read_kineto(path))
     assert any("trace ends early" in line for line in shared.warnings)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,9 @@ from pptrace.ingest.kineto.reader import read_ranks
 from pptrace.model.tables import COMM_ARGS, MEMORY
 from pptrace.model.traces import Category, Events, InputFormat
 from pptrace.report.recording import damage_in
+from tests.ingest.conftest import Op, Write
 from tests.support.extent import by_turns
 from tests.support.read import read_kineto
-
-Op = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 
 
 def names_of(events: Events) -> list[str]:
@@ -131,7 +129,6 @@ def test_copies_and_waits_of_mtia_are_no_kernels_though_of_one_category_and_have
     assert of_name["dma_request"] == Category.MEMCPY
     assert of_name["event_record"] == trace.events.category[-2] == Category.DEVICE_SYNC
     report = pptrace.load(write([call, *work]), cache=False).report
-    assert report.recording is not None
     assert damage_in(report.recording) == []
     device = report.device[0].breakdown
     assert (device.compute_ns, device.memory_ns) == (30_000, 10_000)
@@ -142,9 +139,8 @@ def test_copies_and_waits_of_mtia_are_no_kernels_though_of_one_category_and_have
     ["ProfilerStep#3", "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad", "enumerate(DataLoader)#x"],
 )
 def test_ranges_that_old_versions_write_as_operators_are_ranges(write: Write, op: Op, name: str) -> None:
-    events = read_kineto(
-        write([op(cat="Operator", name=name), op(cat="Operator", name="aten::add"), op(cat="Kernel", name=name)])
-    ).events
+    written = [op(cat="Operator", name=name), op(cat="Operator", name="aten::add"), op(cat="Kernel", name=name)]
+    events = read_kineto(write(written)).events
     categories = {Category.ANNOTATION: 1, Category.CPU_OP: 1, Category.KERNEL: 1}
     assert {code: int((events.category == code).sum()) for code in categories} == categories
 
@@ -332,11 +328,8 @@ def test_of_several_ranks_merged_into_one_file_each_has_its_own_events(
         for pid in (host, device):
             content.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": label.format("GPU")}})
     content = [event for event in content if event["pid"] is not ...] + [op(cat="Trace", pid="Spans")]
-    before = {
-        "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": []},
-        "host_name": "a",
-        "pptrace": {"rank": 0},
-    }
+    info = {"rank": 0, "world_size": 2, "pg_config": []}
+    before = {"distributedInfo": info, "host_name": "a", "pptrace": {"rank": 0}}
     traces = read_ranks(write(content, "rank7.json", before))
     assert [trace.rank for trace in traces] == ranks
     is_first = [2, 1] if labels[0] == "python" and isinstance(pids[0][0], int) else [1, 2]  # in order of the ids
@@ -351,9 +344,8 @@ def test_ranks_in_one_file_of_which_nothing_tells_whose_kernels_are_whose_are_re
     content = [op(), op(pid=11), kernel(correlation=1), kernel(correlation=1) | {"pid": 1}]
     call = op("cudaLaunchKernel", 0, 1, cat="cuda_runtime", args={"correlation": 1})
     for calls in ([], [call, call | {"pid": 11}]):  # by neither of them, and by both
-        with pytest.raises(
-            TraceError, match=r"several ranks in one file, and nothing tells .* expected the file of each rank"
-        ):
+        line = r"several ranks in one file, and nothing tells .* expected the file of each rank"
+        with pytest.raises(TraceError, match=line):
             read_ranks(write([*calls, *content]))
     picture = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"rank {pid}"}} for pid in (0, 1)]
     with pytest.raises(TraceError, match="without operators or device work"):
@@ -412,35 +404,23 @@ def test_communication_fields_of_torch_2_13_are_all_read(write: Write) -> None:
 
 
 def test_elided_group_ranks_come_from_the_groups_configuration(write: Write, op: Op) -> None:
-    args = {
-        "Collective name": "allgather",
-        "Process Group Name": "3",
-        "Process Group Ranks": "[0, 1, ...]",
-        "Group size": 4,
-    }
+    args = {"Collective name": "allgather", "Process Group Name": "3", "Process Group Ranks": "[0, 1, ...]"}
     config = {"pg_config": [{"pg_name": "3", "pg_size": 4, "ranks": [0, 1, 4, 5]}]}
-    row = comms(write([op(args=args)], after={"distributedInfo": config}))[0]
+    row = comms(write([op(args=args | {"Group size": 4})], after={"distributedInfo": config}))[0]
     assert row["group_ranks"] == "[0, 1, 4, 5]"
 
 
 def test_elided_group_ranks_come_from_start_and_stride_else_stay_unknown(write: Write, op: Op) -> None:
     args = {"Collective name": "allgather", "Process Group Ranks": "[0, 8, ...]", "Group size": 3}
     strided = args | {"Global rank start": 0, "Global rank stride": 8}
-    assert [row["group_ranks"] for row in comms(write([op(ts=1, args=args), op(ts=2, args=strided)]))] == [
-        "",
-        "[0, 8, 16]",
-    ]
+    rows = comms(write([op(ts=1, args=args), op(ts=2, args=strided)]))
+    assert [row["group_ranks"] for row in rows] == ["", "[0, 8, 16]"]
 
 
 def test_damaged_communication_fields_are_unknown(write: Write, op: Op) -> None:
-    args = {
-        "Collective name": "allreduce",
-        "In msg nelems": "many",
-        "Out msg nelems": 2**62,
-        "dtype": "Float",
-        "Seq": None,
-    }
-    row = comms(write([op(args=args | {"Process Group Ranks": {"a": 1}, "Src Rank": 2**70})]))[0]
+    sizes = {"In msg nelems": "many", "Out msg nelems": 2**62, "dtype": "Float"}
+    others = {"Collective name": "allreduce", "Seq": None, "Process Group Ranks": {"a": 1}, "Src Rank": 2**70}
+    row = comms(write([op(args=sizes | others)]))[0]
     assert (row["in_bytes"], row["out_bytes"], row["seq"], row["group_ranks"], row["src"]) == (-1, -1, -1, "", -1)
 
 
@@ -448,12 +428,10 @@ def test_peers_of_gloo_come_from_the_concrete_inputs(write: Write, op: Op) -> No
     send = op("c10d::send", 1, args={"Concrete Inputs": ["", "", "3", "0"]})
     recv = op("c10d::recv_", 2, args={"Concrete Inputs": ["", "", "2", "0"]})
     without = op("c10d::send", 3)
-    rows = comms(write([send, recv, without]))
-    assert [(row["collective"], row["src"], row["dst"]) for row in rows] == [
-        ("send", -1, 3),
-        ("recv", 2, -1),
-        ("send", -1, -1),
-    ]
+    no_integer = op("c10d::send", 4, args={"Concrete Inputs": ["", "", str(2**63)]})
+    rows = comms(write([send, recv, without, no_integer]))
+    peers = [(row["collective"], row["src"], row["dst"]) for row in rows]
+    assert peers == [("send", -1, 3), ("recv", 2, -1), ("send", -1, -1), ("send", -1, -1)]
 
 
 def test_the_rank_may_come_from_collectives_over_all_ranks_only(write: Write, op: Op) -> None:
@@ -480,16 +458,8 @@ def test_roots_of_broadcasts_are_read_as_sources(write: Write, op: Op) -> None:
 
 def moment(ts: float, kind: int, device: int, **args: Any) -> dict[str, Any]:
     fields = {"Device Type": kind, "Device Id": device} | {key.replace("_", " "): value for key, value in args.items()}
-    return {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "s": "t",
-        "name": "[memory]",
-        "pid": 1,
-        "tid": 1,
-        "ts": ts,
-        "args": fields,
-    }
+    event = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1}
+    return event | {"ts": ts, "args": fields}
 
 
 def memory(table: pd.DataFrame) -> list[list[int]]:
@@ -574,14 +544,7 @@ def test_a_real_trace_of_nccl_keeps_its_communication(data: Path) -> None:
 def test_a_real_trace_of_2021_has_its_kernels_on_their_stream(data: Path) -> None:
     events = read_kineto(data / "kineto_tb_plugin/worker0.1623143089861.pt.trace.json.gz").events
     counts = {Category(code).name: int((events.category == code).sum()) for code in np.unique(events.category)}
-    assert counts == {
-        "CPU_OP": 23646 - 4 * 6,
-        "ANNOTATION": 4 * 6,
-        "RUNTIME": 11923,
-        "OTHER": 1,
-        "KERNEL": 8772,
-        "MEMCPY": 12,
-        "MEMSET": 312,
-    }
+    on_host = {"CPU_OP": 23646 - 4 * 6, "ANNOTATION": 4 * 6, "RUNTIME": 11923, "OTHER": 1}
+    assert counts == on_host | {"KERNEL": 8772, "MEMCPY": 12, "MEMSET": 312}
     assert set(events.stream[events.category == Category.KERNEL].tolist()) == {7}
     assert (events.thread[events.category == Category.CPU_OP] >= 0).all()

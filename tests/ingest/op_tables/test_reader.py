@@ -30,9 +30,10 @@ from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
 from tests.support.extent import ALL
+from tests.support.programs import SAMPLES
 from tests.support.read import read_traces
+from tests.support.tables import named
 
-SAMPLES = Path(__file__).parents[3] / "sample_traces"
 Columns = dict[str, list[Any]]
 
 
@@ -68,16 +69,13 @@ def _rank_of_table(rank: RankStep) -> RankStep:
     """The rank without its device, its memory and predictions from the model's sizes."""
     comms = tuple(replace(comm, predicted_bytes=None) for comm in rank.comms)
     memory: dict[str, None] = dict.fromkeys(("peak_memory_bytes", "peak_memory_kind", "start_memory_bytes"))
-    return replace(rank, device=None, comms=comms, **memory)  # type: ignore[arg-type]
+    return replace(rank, device=None, comms=comms, **memory)
 
 
 # Our own columns
 
 
-@pytest.mark.parametrize(
-    ("name", "pp", "m", "v"),
-    [("1f1b", 4, 8, 1), ("interleaved-1f1b", 3, 6, 2), ("zbv", 2, 4, 2)],
-)
+@pytest.mark.parametrize(("name", "pp", "m", "v"), [("1f1b", 4, 8, 1), ("interleaved-1f1b", 3, 6, 2), ("zbv", 2, 4, 2)])
 def test_a_table_of_a_simulation_is_the_simulation(tmp_path: Path, name: str, pp: int, m: int, v: int) -> None:
     simulation = simulated(name, pp, m, v)
     report = load([write_csv(tmp_path / "mine.csv", columns_of(simulation))]).report
@@ -115,11 +113,7 @@ def test_what_the_table_leaves_out_follows_from_the_rest(
 
 
 def test_an_op_that_comes_again_begins_the_next_step_where_none_is_numbered(tmp_path: Path) -> None:
-    columns = columns_of(simulated("1f1b", 2, 3))
-    later = [time + 10**9 for time in columns["start_ns"]], [time + 10**9 for time in columns["end_ns"]]
-    twice = {key: values * 2 for key, values in columns.items() if key != "step"}
-    twice["start_ns"], twice["end_ns"] = columns["start_ns"] + later[0], columns["end_ns"] + later[1]
-    report = load([write_csv(tmp_path / "two.csv", twice)]).report
+    report = load([write_csv(tmp_path / "two.csv", steps_of(0, 1).drop(columns="step"))]).report
     assert [step.step for step in report.steps] == [0, 1]
     assert report.steps[1].start_ns - report.steps[0].start_ns == 10**9
     assert report.schedule.name == "1f1b"
@@ -129,17 +123,12 @@ def test_an_op_that_comes_again_begins_the_next_step_where_none_is_numbered(tmp_
 def test_without_steps_and_microbatches_a_step_ends_where_the_pipeline_has_drained(
     tmp_path: Path, name: str, pp: int
 ) -> None:
-    columns = columns_of(simulated(name, pp, 4, 2 if name in ("zbv", "interleaved-1f1b") else 1))
-    table = pd.DataFrame(columns).drop(columns="step")
-    parts = [table.assign(start_ns=table["start_ns"] + t, end_ns=table["end_ns"] + t) for t in (0, 10**9, 2 * 10**9)]
-    whole = pd.concat([part.assign(step=step) for step, part in enumerate(parts)])
-    whole.to_csv(tmp_path / "whole.csv", index=False)
-    whole.drop(columns=["step", "microbatch"]).to_csv(tmp_path / "bare.csv", index=False)
-    bare = load([tmp_path / "bare.csv"]).report
-    assert numbers(bare) == numbers(load([tmp_path / "whole.csv"]).report)
+    whole = steps_of(0, 1, 2, name=name, pp=pp, v=2 if name in ("zbv", "interleaved-1f1b") else 1)
+    unnumbered = whole.drop(columns=["step", "microbatch"])
+    bare = load([write_csv(tmp_path / "bare.csv", unnumbered)]).report
+    assert numbers(bare) == numbers(load([write_csv(tmp_path / "whole.csv", whole)]).report)
     assert "no columns step and microbatch: split into 3 steps where the pipeline has drained" in bare.warnings
-    table.drop(columns="microbatch").to_csv(tmp_path / "one.csv", index=False)
-    one = load([tmp_path / "one.csv"]).report
+    one = load([write_csv(tmp_path / "one.csv", unnumbered[: len(unnumbered) // 3])]).report
     assert len(one.steps) == 1
     assert not [line for line in one.warnings if "no columns step" in line]
 
@@ -153,18 +142,13 @@ def test_on_one_stage_nothing_tells_where_steps_begin(tmp_path: Path) -> None:
 
 def test_an_op_without_a_step_has_that_of_the_ops_around_it_if_that_lacks_it(tmp_path: Path) -> None:
     table = steps_of(5, 7).reset_index(drop=True)
-    write_csv(tmp_path / "whole.csv", table)
+    whole = load([write_csv(tmp_path / "whole.csv", table)]).report
     for gaps in ([0], [3, 20], [5]):
-        write_csv(
-            tmp_path / "gaps.csv",
-            table.astype({"step": object}).assign(step=table["step"].mask(table.index.isin(gaps), "")),
-        )
-        report = load([tmp_path / "gaps.csv"]).report
-        assert numbers(report) == numbers(load([tmp_path / "whole.csv"]).report)
-        assert (
-            f"{len(gaps)} of 32 ops have no step: {len(gaps)} got that of the ops before and after them"
-            in report.warnings
-        )
+        lacking = table.assign(step=table["step"].astype(object).mask(table.index.isin(gaps), ""))
+        report = load([write_csv(tmp_path / "gaps.csv", lacking)]).report
+        assert numbers(report) == numbers(whole)
+        line = f"{len(gaps)} of 32 ops have no step: {len(gaps)} got that of the ops before and after them"
+        assert line in report.warnings
     outside = table.assign(step=table["step"].where(table["step"] == 5, -1))
     assert [step.step for step in load([write_csv(tmp_path / "outside.csv", outside)]).report.steps] == [5]
 
@@ -226,9 +210,8 @@ def test_rows_in_json_are_the_table_that_they_are_in_csv(tmp_path: Path, lines: 
     assert numbers(load([path]).report) == numbers(load([tmp_path / "mine.csv"]).report)
     path.write_text(path.read_text()[:-30])
     if lines:
-        assert any(
-            "cut off in its last row" in line for trace in read_file(path, InputFormat.OPLOG) for line in trace.warnings
-        )
+        told = [line for trace in read_file(path, InputFormat.OPLOG) for line in trace.warnings]
+        assert any("cut off in its last row" in line for line in told)
     else:
         with pytest.raises(TraceError, match="a table in damaged JSON"):
             load([path])
@@ -246,14 +229,11 @@ def test_one_file_per_rank_is_one_run(tmp_path: Path, coordinates: dict[str, int
     assert not report.schedule.mismatches
 
 
-def steps_of(*steps: int, name: str = "1f1b", pp: int = 2) -> pd.DataFrame:
+def steps_of(*steps: int, name: str = "1f1b", pp: int = 2, v: int = 1) -> pd.DataFrame:
     """Steps of one run, a second apart."""
-    table = pd.DataFrame(columns_of(simulated(name, pp, 4)))
-    shifts = {step: step * 10**9 for step in steps}
-    parts = [
-        table.assign(step=s, start_ns=table["start_ns"] + t, end_ns=table["end_ns"] + t) for s, t in shifts.items()
-    ]
-    return pd.concat(parts)
+    table = pd.DataFrame(columns_of(simulated(name, pp, 4, v)))
+    starts, ends = table["start_ns"], table["end_ns"]
+    return pd.concat(table.assign(step=s, start_ns=starts + s * 10**9, end_ns=ends + s * 10**9) for s in steps)
 
 
 @pytest.mark.parametrize("per_rank", [False, True])
@@ -284,19 +264,18 @@ def test_tables_of_other_runs_and_other_clocks_are_refused(tmp_path: Path) -> No
 def test_messages_in_the_table_tell_waiting_from_transfer(tmp_path: Path) -> None:
     """Rank 0 sends from 10 to 30, rank 1 is ready at 25: 15 ns of waiting, 5 ns of transfer; then the other way."""
     rows = [
-        (0, "F", 0, 0, 10, ""),
-        (0, "SEND_F", 0, 10, 30, "1"),
-        (1, "recv", 0, 25, 30, "0"),
-        (1, "F", 0, 30, 40, ""),
-        (1, "B", 0, 40, 60, ""),
-        (1, "send", 0, 60, 64, "0"),
-        (0, "RECV_B", 0, 30, 64, "1"),
-        (0, "B", 0, 64, 84, ""),
+        (0, "F", 0, 10, "", ""),
+        (0, "SEND_F", 10, 30, "1", "F"),
+        (1, "recv", 25, 30, "0", "F"),
+        (1, "F", 30, 40, "", ""),
+        (1, "B", 40, 60, "", ""),
+        (1, "send", 60, 64, "0", "B"),
+        (0, "RECV_B", 30, 64, "1", "B"),
+        (0, "B", 64, 84, "", ""),
     ]
-    names = ("rank", "kind", "microbatch", "start_ns", "end_ns", "peer")
-    columns = {name: [row[index] for row in rows] for index, name in enumerate(names)}
-    columns |= {"step": [0] * 8, "direction": ["", "F", "F", "", "", "B", "B", ""], "stage": columns["rank"]}
-    report = load([write_csv(tmp_path / "mine.csv", columns)]).report
+    table = pd.DataFrame(named("rank kind start_ns end_ns peer direction", rows))
+    table = table.assign(step=0, microbatch=0, stage=table["rank"])
+    report = load([write_csv(tmp_path / "mine.csv", table)]).report
     by_key = {(rank.rank, comm.kind): comm for rank in report.steps[0].ranks for comm in rank.comms}
     assert {key: (comm.wait_ns, comm.exposed_ns) for key, comm in by_key.items()} == {
         (0, "send"): (15, 5),
@@ -323,15 +302,7 @@ def replicated(along_dp: int, along_pp: int, axis: str, size: str) -> pd.DataFra
     """Two pipelines of two ranks, each of which ends with a collective of 500,000 ns behind its last backward."""
     table = pd.DataFrame(columns_of(simulated("1f1b", 2, 4))).astype({"stage": object, "microbatch": object})
     ends = table.groupby("rank")["end_ns"].max() - 500_000
-    last = {
-        "step": 3,
-        "kind": "all_reduce",
-        "axis": axis,
-        "group_size": size,
-        "bytes": 8,
-        "stage": "",
-        "microbatch": "",
-    }
+    last = {"step": 3, "kind": "all_reduce", "axis": axis, "group_size": size, "bytes": 8}
     joins = [{**last, "rank": rank, "start_ns": end, "end_ns": end + 500_000} for rank, end in ends.items()]
     one = pd.concat([table, pd.DataFrame(joins)])
     parts = [one.assign(rank=along_dp * replica + along_pp * one["rank"]) for replica in (0, 1)]
@@ -367,25 +338,20 @@ def test_replicas_that_no_axis_tells_are_left_open(tmp_path: Path, axis: str, si
     assert any("add a column match, or dp_rank, tp_rank" in line for line in report.warnings)
 
 
-def beside(clock: Mapping[str, str]) -> Columns:
-    """Two ranks of two stages; while rank 0's forward (0 to 100) runs it sends for 20 ns what rank 1 receives at once."""
-    rows = [
-        (0, "F", 0, 0, 100, "ops"),
-        (0, "send", 0, 30, 50, "comms"),
-        (1, "F", 1, 20, 100, "ops"),
-        (1, "recv", 1, 30, 50, "comms"),
-    ]
-    columns: Columns = {"rank": [row[0] for row in rows], "step": [0] * 4, "kind": [row[1] for row in rows]}
-    columns |= {"stage": [row[2] for row in rows], "microbatch": [0] * 4, "direction": ["", "F", "", "F"]}
-    columns |= {"start_ns": [row[3] for row in rows], "end_ns": [row[4] for row in rows], "peer": ["", 1, "", 0]}
-    return columns | {"clock": [clock[row[5]] for row in rows]}
-
-
 @pytest.mark.parametrize(("ops", "comms"), [("device", "device"), ("host", "device"), ("device", ""), ("", "host")])
 def test_communication_within_an_op_is_beside_it_where_both_are_on_the_device(
     tmp_path: Path, ops: str, comms: str
 ) -> None:
-    report = load([write_csv(tmp_path / "mine.csv", beside({"ops": ops, "comms": comms}))]).report
+    """While rank 0's forward (0 to 100) runs it sends for 20 ns what rank 1 receives at once."""
+    rows = [
+        (0, "F", 0, 100, "", "", ops),
+        (0, "send", 30, 50, "1", "F", comms),
+        (1, "F", 20, 100, "", "", ops),
+        (1, "recv", 30, 50, "0", "F", comms),
+    ]
+    table = pd.DataFrame(named("rank kind start_ns end_ns peer direction clock", rows))
+    table = table.assign(step=0, microbatch=0, stage=table["rank"])
+    report = load([write_csv(tmp_path / "mine.csv", table)]).report
     first = report.steps[0].ranks[0]
     on_device = (ops, comms) == ("device", "device")
     assert (first.compute_ns, first.exposed_comm_ns) == ((100, 0) if on_device else (80, 20))
@@ -513,15 +479,6 @@ def test_rows_in_any_order_may_be_of_ranks_that_have_only_communication_or_only_
     assert load([path]).report.steps
 
 
-def test_the_json_of_a_simulation_is_read_again(tmp_path: Path) -> None:
-    simulation = simulated("zbv", 4, 8, 2)
-    path = tmp_path / "simulation.json"
-    path.write_text(dump(simulation_object(simulation, with_ops=True)))
-    report = load([path]).report
-    assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("pptrace", "zbv", ())
-    assert [rank.bubble_ns for rank in report.steps[0].ranks] == [rank.bubble_ns for rank in simulation.ranks]
-
-
 def test_the_json_of_a_report_is_read_again(tmp_path: Path) -> None:
     first: Analysis = load([SAMPLES / "1f1b_p4"])
     path = tmp_path / "report.json"
@@ -545,17 +502,9 @@ def bytedance(seconds: list[tuple[int, str, int, float, float]], steps: Sequence
     """Rows of (pipeline rank, optype, k, start, duration) for two replicas, times in float32 seconds."""
     rows = [
         {
-            "dp_rank": dp,
-            "stage": stage,
-            "rank": 2 * stage + dp,
-            "step": step,
-            "optype": optype,
-            "start_ts": start,
-            "duration": duration,
-            "seq_id": k,
-            "mc": 0 if optype.endswith("compute") else -1,
-            "mb_id": k if optype.endswith("compute") else -1,
-            "gmc": 0,
+            **{"dp_rank": dp, "stage": stage, "rank": 2 * stage + dp, "step": step},
+            **{"optype": optype, "start_ts": start, "duration": duration, "seq_id": k, "gmc": 0},
+            **({"mc": 0, "mb_id": k} if optype.endswith("compute") else {"mc": -1, "mb_id": -1}),
         }
         for step in steps
         for dp in (0, 1)
@@ -568,9 +517,8 @@ def write_parquet(path: Path, table: pd.DataFrame) -> None:
     """Write it as the study did: numbers of their own width, and a dictionary of the texts of a category."""
     categories = {name for name in table if table[name].dtype == "category"}
     columns = {str(name): table[name].tolist() if name in categories else table[name].to_numpy() for name in table}
-    polars.DataFrame(columns, schema_overrides={str(name): polars.Categorical for name in categories}).write_parquet(
-        path
-    )
+    texts = {str(name): polars.Categorical for name in categories}
+    polars.DataFrame(columns, schema_overrides=texts).write_parquet(path)
 
 
 TWO_STAGES = [
@@ -628,9 +576,8 @@ def test_steps_that_took_no_time_have_no_parts(tmp_path: Path) -> None:
 def test_whole_numbers_of_a_parquet_file_with_gaps_are_exact(tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
     times = [2**60 + 1, None]
-    polars.DataFrame({"kind": ["F", "send"], "posted_ns": times, "start_ns": [2**60 + 1, 2**60 + 3]}).write_parquet(
-        path
-    )
+    columns = {"kind": ["F", "send"], "posted_ns": times, "start_ns": [2**60 + 1, 2**60 + 3]}
+    polars.DataFrame(columns).write_parquet(path)
     table = read_frame(path).rows
     assert table["posted_ns"].tolist() == times
     assert to_ns(table["start_ns"], "ns")[0].tolist() == [2**60 + 1, 2**60 + 3]
@@ -672,10 +619,8 @@ def test_bytedances_production_job_is_1f1b_with_a_long_last_stage(data: Path) ->
         spans = of_replicas["end"].max() - of_replicas["start_ts"].min()
         assert step.span_ns == pytest.approx(spans.max() * 1e9, abs=2)
         for rank in step.ranks:
-            rank_rows = own[own["rank"] == rank.rank]
-            assert rank.compute_ns == pytest.approx(
-                rank_rows["duration"].astype("float64").sum() * 1e9, rel=1e-5
-            )  # float32
+            seconds = own.loc[own["rank"] == rank.rank, "duration"].astype("float64").sum()
+            assert rank.compute_ns == pytest.approx(seconds * 1e9, rel=1e-5)  # float32
             assert rank.bubble_ns is not None
         last = [rank.compute_ns for rank in step.ranks if rank.stage == 3]
         assert min(last) > 1.5 * max(rank.compute_ns for rank in step.ranks if rank.stage != 3)
@@ -704,10 +649,7 @@ def primus(directory: Path, simulation: Simulation, ids: bool, iterations: int =
     return directory
 
 
-@pytest.mark.parametrize(
-    ("name", "v", "ids"),
-    [("1f1b", 1, False), ("interleaved-1f1b", 2, True), ("zbv", 2, True)],
-)
+@pytest.mark.parametrize(("name", "v", "ids"), [("1f1b", 1, False), ("interleaved-1f1b", 2, True), ("zbv", 2, True)])
 def test_a_primus_dump_is_the_plan_it_came_from(tmp_path: Path, name: str, v: int, ids: bool) -> None:
     simulation = simulated(name, 4, 8, v)
     report = load([primus(tmp_path / "dump", simulation, ids)]).report
@@ -716,9 +658,8 @@ def test_a_primus_dump_is_the_plan_it_came_from(tmp_path: Path, name: str, v: in
     assert [step.step for step in report.steps] == [1, 2]
     for step in report.steps:
         assert step.span_ns == pytest.approx(simulation.makespan_ns, abs=2)
-        assert [rank.bubble_ns for rank in step.ranks] == pytest.approx(
-            [rank.bubble_ns for rank in simulation.ranks], abs=100
-        )
+        bubbles = [rank.bubble_ns for rank in simulation.ranks]
+        assert [rank.bubble_ns for rank in step.ranks] == pytest.approx(bubbles, abs=100)
     assert report.steps[1].start_ns >= report.steps[0].end_ns
 
 

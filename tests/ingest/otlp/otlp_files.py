@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pptrace.schedule.actions import Kind
-from tests.roundtrip.styles import groups_of
-from tests.support.synthetic import START, PaperRun
+from tests.support.synthetic import START, PaperRun, groups_of
 
 PAUSE = 1000
 OPS = {Kind.F: "forward", Kind.B: "backward"}

@@ -23,8 +23,8 @@ from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
 from tests.ingest.otlp.otlp_files import Span, document, megatron_spans, printed, resource, step_begins, write_lines
-from tests.roundtrip.styles import groups_of
-from tests.support.synthetic import PaperRun, run_on_paper
+from tests.roundtrip.test_roundtrip import found_ops
+from tests.support.synthetic import PaperRun, groups_of, run_on_paper
 
 ALL = ("all",)
 OPS_ALONE = ("microbatch",)
@@ -39,13 +39,6 @@ def documents(
 ) -> list[dict[str, object]]:
     pp = run.plan.pp
     return [document(megatron_spans(run, rank, 2, groups), resource(rank, pp)) for rank in ranks or range(pp)]
-
-
-def ops_of(analysis: Analysis, rank: int, step: int) -> list[tuple[str, int, int]]:
-    ops = analysis.data.ops
-    own = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(("F", "B"))].sort_values("start_ns")
-    columns = (own[name].tolist() for name in ("stage", "kind", "microbatch", "start_ns", "end_ns"))
-    return [(f"{stage}{kind}{mb}", start, end) for stage, kind, mb, start, end in zip(*columns, strict=True)]
 
 
 def truth(run: PaperRun, rank: int, number: int) -> list[tuple[str, int, int]]:
@@ -68,7 +61,7 @@ def check(analysis: Analysis, run: PaperRun, steps: Sequence[int]) -> None:
     assert [step.step for step in report.steps] == list(steps)
     for number, step in enumerate(steps):
         for rank in range(run.plan.pp):
-            assert ops_of(analysis, rank, step) == truth(run, rank, number)
+            assert found_ops(analysis.data.ops, rank, step) == truth(run, rank, number)
         assert report.steps[number].bubble.ratio == pytest.approx(bubble_ratio(run), abs=1e-12)
 
 
@@ -85,7 +78,7 @@ def test_the_plan_that_ran_comes_back(shape: tuple[str, int, int, int], groups: 
 
 
 def one_document(run: PaperRun, folder: Path) -> list[Path]:
-    whole = {"resourceSpans": [own for one in documents(run) for own in one["resourceSpans"]]}  # type: ignore[attr-defined]
+    whole = {"resourceSpans": [own for one in documents(run) for own in one["resourceSpans"]]}
     path = folder / "spans.json"
     path.write_text(json.dumps(whole, indent=2))
     return [path]
@@ -130,7 +123,7 @@ def test_printed_spans_are_read_between_the_lines_of_a_log(tmp_path: Path) -> No
     analysis = load([tmp_path], cache=False)
     assert analysis.report.schedule.name == "1f1b"
     for rank in range(3):
-        named = [name for name, _, _ in ops_of(analysis, rank, 11)]
+        named = [name for name, _, _ in found_ops(analysis.data.ops, rank, 11)]
         assert named == [str(done.action) for done in run.computes(rank)]
 
 
@@ -166,7 +159,7 @@ def test_one_rank_tells_its_own_stage_and_no_bubble(tmp_path: Path) -> None:
     run = paper("interleaved-1f1b", 4, 4, 2)
     analysis = load([write_lines(tmp_path / "spans.json", documents(run, ranks=[3]))], cache=False)
     assert analysis.report.schedule.name == "interleaved-1f1b"
-    assert ops_of(analysis, 3, 10) == truth(run, 3, 0)
+    assert found_ops(analysis.data.ops, 3, 10) == truth(run, 3, 0)
     assert [step.bubble.ratio for step in analysis.report.steps] == [None, None]
     assert any("no trace of rank 0, 1, 2 (of 4)" in line for line in analysis.report.warnings)
 
@@ -186,7 +179,7 @@ def test_the_layout_of_ranks_is_what_the_order_of_ops_allows(slowest: bool, tmp_
     analysis = load([write_lines(tmp_path / "spans.json", lines)], cache=False)
     assert (analysis.report.mesh.pp, analysis.report.mesh.dp) == (3, 2)
     for rank in range(6):
-        assert ops_of(analysis, rank, 10) == truth(run, stage_of(rank), 0)
+        assert found_ops(analysis.data.ops, rank, 10) == truth(run, stage_of(rank), 0)
 
 
 def test_evaluation_is_of_no_training_step(tmp_path: Path) -> None:
@@ -303,8 +296,10 @@ def test_a_trace_that_ends_inside_a_step_keeps_the_steps_before(tmp_path: Path) 
     spans = [megatron_spans(run, rank, 2, OPS_ALONE) for rank in range(3)]
     cut = [document(own[: len(own) - 3], resource(rank, 3)) for rank, own in enumerate(spans)]
     analysis = load([write_lines(tmp_path / "cut.json", cut)], cache=False)
-    assert [ops_of(analysis, rank, 0) for rank in range(3)] == [truth(run, rank, 0) for rank in range(3)]
-    assert [ops_of(analysis, rank, 1) for rank in range(3)] == [truth(run, rank, 1)[:-3] for rank in range(3)]
+    assert [found_ops(analysis.data.ops, rank, 0) for rank in range(3)] == [truth(run, rank, 0) for rank in range(3)]
+    assert [found_ops(analysis.data.ops, rank, 1) for rank in range(3)] == [
+        truth(run, rank, 1)[:-3] for rank in range(3)
+    ]
     late = [document(own[6:], resource(rank, 3)) for rank, own in enumerate(spans)]
     assert load([write_lines(tmp_path / "late.json", late)], cache=False).report.steps == ()
 
@@ -346,7 +341,7 @@ def test_names_with_ids_are_taken_as_they_say(tmp_path: Path) -> None:
     lines = []
     for rank in range(2):
         spans = megatron_spans(run, rank, 1, OPS_ALONE)
-        ids = [{"megatron.microbatch_id": 2 - done.action.microbatch} for done in run.computes(rank)]  # type: ignore[operator]
+        ids = [{"megatron.microbatch_id": 2 - done.action.microbatch} for done in run.computes(rank)]
         spans = [replace(span, attributes=own) for span, own in zip(spans, ids, strict=True)]
         lines.append(document(spans, resource(rank, 2)))
     ops: pd.DataFrame = load([write_lines(tmp_path / "spans.json", lines)], cache=False).data.ops

@@ -27,21 +27,15 @@ from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
 from tests.ingest.rocpd.rocpd_files import SECRET, Entry, Recording, write, write_json, write_rpd
 
+MARK = Entry("roctxRangePushA", 500, 60_000, stack=10, category="MARKER_CORE_RANGE_API", message="forward_step")
 STEP = Recording(
     regions=(
         Entry("hipLaunchKernel", 1_000, 1_400, stack=11),
         Entry("hipMemcpyAsync", 2_000, 2_300, stack=12),
-        Entry("roctxRangePushA", 500, 60_000, stack=10, category="MARKER_CORE_RANGE_API", message="forward_step"),
+        MARK,
         Entry("ncclAllReduce", 3_000, 3_500, stack=13, category="RCCL_API"),
         Entry("hipLaunchKernel", 3_100, 3_200, stack=14),
-        Entry(
-            "roctxRangePushA",
-            900,
-            1_500,
-            stack=16,
-            category="MARKER_CORE_RANGE_API",
-            message="aten::mm, seq = 3, op_id = 4",
-        ),
+        replace(MARK, start=900, end=1_500, stack=16, message="aten::mm, seq = 3, op_id = 4"),
         Entry("hsa_signal_wait", 4_000, 9_000, stack=15, category="HSA_CORE_API", tid=501),
     ),
     kernels=(
@@ -142,13 +136,12 @@ def test_kernels_that_were_launched_and_are_not_there_are_lost(tmp_path: Path) -
     regions, kernels = [], []
     for step in range(20):
         begin = 1_000_000 * (step + 1)
-        mark = Entry("roctxRangePushA", begin, begin + 900_000, stack=1_000 + step, category="MARKER_CORE_RANGE_API")
-        regions.append(replace(mark, message=f"ProfilerStep#{step}"))
+        times = {"start": begin, "end": begin + 900_000, "stack": 1_000 + step}
+        regions.append(replace(MARK, message=f"ProfilerStep#{step}", **times))
         regions.append(Entry("hipLaunchKernel", begin + 1_000, begin + 2_000, stack=10 + step))
         kernels.append(Entry("Cijk_MT64", begin + 10_000, begin + 500_000, stack=10 + step, stream=1, agent=5))
     path = write(tmp_path / "results.db", Recording(tuple(regions), tuple(kernels[::2])))
     report = load([path], cache=False).report
-    assert report.recording is not None
     (entry,) = (entry for entry in report.recording.audit if entry.kind == Damage.LOST_KERNELS)
     assert entry.count == 10
     assert [step.step for step in report.steps for rank in step.ranks if rank.compute_ns is not None] == [0]
@@ -186,16 +179,14 @@ def test_where_streams_were_not_recorded_queues_tell_what_ran_at_the_same_time(t
 def test_the_rank_is_that_of_the_environment_else_of_the_files_name(
     tmp_path: Path, environment: dict[str, str], name: str, rank: int | None
 ) -> None:
-    recording = Recording(STEP.regions, STEP.kernels, environment=environment)
-    (trace,) = read_rocpd(write(tmp_path / name, recording))
+    (trace,) = read_rocpd(write(tmp_path / name, replace(STEP, environment=environment)))
     assert trace.rank == rank
     assert trace.metadata == {"device_names": ["MI300X", "MI300X"], "one_clock": "host 9", "host_name": "node-7"}
 
 
 def test_several_processes_merged_into_a_file_are_ranks(tmp_path: Path) -> None:
     recordings = [
-        Recording(STEP.regions, STEP.kernels, pid=70 + rank, environment={"RANK": str(rank)}, uuid=f"_0197_{rank}")
-        for rank in (1, 0)
+        replace(STEP, pid=70 + rank, environment={"RANK": str(rank)}, uuid=f"_0197_{rank}") for rank in (1, 0)
     ]
     launcher = Recording(regions=(Entry("hipInit", 0, 10),), pid=60, uuid="_0197_a")
     traces = read_rocpd(write(tmp_path / "merged.db", *recordings, launcher))
@@ -205,10 +196,7 @@ def test_several_processes_merged_into_a_file_are_ranks(tmp_path: Path) -> None:
 
 def test_files_of_one_process_each_are_one_run_and_no_secret_is_passed_on(tmp_path: Path) -> None:
     for rank in range(2):
-        write(
-            tmp_path / f"{rank}_results.db",
-            Recording(STEP.regions, STEP.kernels, STEP.copies, environment={"RANK": str(rank)}),
-        )
+        write(tmp_path / f"{rank}_results.db", replace(STEP, environment={"RANK": str(rank)}))
     report = load([tmp_path], cache=False).report
     assert [entry.format for entry in report.inputs] == [InputFormat.ROCPD] * 2
     assert [entry.breakdown.compute_ns for entry in report.device] == [20_000] * 2

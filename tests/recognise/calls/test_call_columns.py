@@ -99,7 +99,7 @@ POSTED_OR_WORK = st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.intege
 
 
 @given(POSTED_OR_WORK)
-def test_works_takenin_turn_are_those_takenone_by_one(events: list[tuple[bool, int, int]]) -> None:
+def test_works_taken_in_turn_are_those_taken_one_by_one(events: list[tuple[bool, int, int]]) -> None:
     calls = make_calls(
         len(events),
         {

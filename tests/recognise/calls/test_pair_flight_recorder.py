@@ -16,9 +16,10 @@ from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.roundtrip.files import WRITERS, step_begins
-from tests.roundtrip.styles import LEAD, Style, TorchBatched, Unlabelled, groups_of
+from tests.roundtrip.styles import Style, TorchBatched, Unlabelled
 from tests.roundtrip.test_roundtrip import check_messages, cost
-from tests.support.synthetic import Done, PaperRun, run_on_paper
+from tests.support.found_ops import message_names
+from tests.support.synthetic import LEAD, Done, PaperRun, groups_of, run_on_paper
 
 STEPS = 2
 GROUP = ("17", "mesh_pp")
@@ -129,9 +130,7 @@ def test_messages_that_show_as_kernels_alone_are_those_of_the_plan_with_their_pe
     assert set(result["axis"]) == {"pp"}
     assert set(result.loc[result["bytes"] >= 0, "bytes"]) <= {4096}
     truth = {(rank, str(d.action), peer_of(run, d)) for rank in range(run.plan.pp) for d in run.transfers(rank)}
-    kind = result["kind"].str.upper() + "_" + result["direction"].astype(str)
-    name = result["stage"].astype(str) + kind + result["microbatch"].astype(str)
-    assert set(zip(result["rank"], name, result["peer"], strict=True)) == truth
+    assert set(zip(result["rank"], message_names(result), result["peer"], strict=True)) == truth
     assert len(warnings_of(analysis)) == 1
     assert "name the groups, peers and sizes of all" in warnings_of(analysis)[0]
 

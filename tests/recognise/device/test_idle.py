@@ -56,7 +56,7 @@ def parts(machine: Machine, start: int, end: int) -> tuple[int, int, int, int]:
     lengths = tuple(int(lengths_within(intervals, [start], [end])[0]) for intervals in sets)
     (found,) = breakdowns(device_work(make_trace(machine.events).events), [start], [end])
     assert sum(lengths) == found.idle_ns
-    return lengths  # type: ignore[return-value]
+    return lengths
 
 
 def test_a_kernel_launched_ahead_waits_for_others() -> None:
@@ -123,10 +123,8 @@ def test_a_call_that_is_far_longer_than_others_is_named_where_the_device_has_not
     syncs = machine.idle().synchronisations
     is_named = until > 1_000_000 and not is_busy
     assert syncs.names == ((name, ""),) * is_named
-    assert (syncs.drained_start_ns.tolist(), syncs.drained_end_ns.tolist()) == (
-        [70_000] * is_named,
-        [until + 10] * is_named,
-    )
+    assert syncs.drained_start_ns.tolist() == [70_000] * is_named
+    assert syncs.drained_end_ns.tolist() == [until + 10] * is_named
 
 
 def test_a_synchronisation_waits_for_its_own_stream_alone() -> None:
@@ -283,9 +281,7 @@ def test_all_time_is_busy_or_idle_for_one_cause_by_the_definition(
         return
     assert parts(machine, first, last)[3] == 0 or not all(row[6] for row in rows)
     idle = machine.idle()
-    idle_by_cause = [
-        owned(intervals) for intervals in (idle.launch_starved, idle.blocking, idle.dependency, idle.unknown)
-    ]
+    idle_by_cause = list(map(owned, (idle.launch_starved, idle.blocking, idle.dependency, idle.unknown)))
     for time in range(first, last):
         is_busy = any(row[0] <= time < row[0] + row[1] for row in rows)
         assert [time in times for times in idle_by_cause].count(True) == (not is_busy)
@@ -334,7 +330,6 @@ def test_a_host_that_runs_no_operator_and_calls_nothing_for_a_millisecond_pauses
     machine.events.append(Event(Category.CPU_OP, "aten::mm", 5 * ms + 1, 6 * ms, thread=2))  # a ns too soon
     machine.events.append(Event(Category.CPU_OP, "aten::mm", 7 * ms, 7 * ms + 5, thread=1))
     between = machine.idle().between_operators
-    assert between is not None
     assert between.tolist() == [[3 * ms, 4 * ms], [6 * ms, 7 * ms]]
 
 

@@ -10,33 +10,24 @@ import pandas as pd
 import pytest
 
 from pptrace.model.tables import CALLS, HOST_ORDER, What
-from pptrace.recognise.groups.broadcast_links import (
-    line_of_broadcast_links,
-    two_way_broadcasts,
-    with_messages_of_links,
-)
+from pptrace.recognise.groups.broadcast_links import line_of_broadcast_links, two_way_broadcasts, with_messages_of_links
+from tests.support.groups import facts_of_groups, group_columns
 from tests.support.tables import table_of
 
 CHAIN = [[0, 1], [1, 2]]
 
 
 def job(groups: Sequence[Sequence[int]], world: int) -> dict[int, dict[str, object]]:
-    entries = [
-        {"pg_name": str(index), "pg_desc": "undefined", "ranks": list(ranks), "pg_size": len(ranks)}
-        for index, ranks in enumerate([list(range(world)), *groups])
-    ]
-    return {rank: {"pg_config": [entry for entry in entries if rank in entry["ranks"]]} for rank in range(world)}  # type: ignore[operator]
+    return facts_of_groups(world, [range(world), *groups])
 
 
 def made(groups: Sequence[Sequence[int]], world: int, named: bool) -> dict[int, pd.DataFrame]:
     """By rank its broadcasts, with or without their groups."""
     rows: dict[int, list[dict[str, object]]] = {rank: [] for rank in range(world)}
-    for index, ranks in enumerate(groups):
-        group = {"group_id": str(index + 1), "group_ranks": json.dumps(list(ranks)), "group_size": len(ranks)}
+    for number, ranks in enumerate(groups, 1):
+        group = group_columns(number, ranks) if named else {}
         for rank in ranks:
-            rows[rank].append(
-                {"kind": "broadcast", "clock": "host", "peer": -1, "local_peer": -1, **(group if named else {})}
-            )
+            rows[rank].append({"kind": "broadcast", "clock": "host", "peer": -1, "local_peer": -1, **group})
     return {rank: table_of(CALLS, of_rank) for rank, of_rank in rows.items()}
 
 

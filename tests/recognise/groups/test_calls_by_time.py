@@ -11,6 +11,7 @@ import pytest
 
 from pptrace.model.tables import CALLS
 from pptrace.recognise.groups.calls_by_time import with_groups_by_time
+from tests.support.groups import facts_of_groups
 from tests.support.tables import table_of
 
 Groups = Sequence[Sequence[int]]
@@ -19,16 +20,7 @@ SECOND = 1_000_000_000
 
 
 def job(groups: Groups, world: int) -> dict[int, dict[str, object]]:
-    return {
-        rank: {
-            "pg_config": [
-                {"pg_name": str(index), "pg_desc": "undefined", "ranks": list(ranks), "pg_size": len(ranks)}
-                for index, ranks in enumerate((range(world), *groups))
-                if rank in ranks
-            ]
-        }
-        for rank in range(world)
-    }
+    return facts_of_groups(world, [range(world), *groups])
 
 
 def ran(
@@ -64,9 +56,7 @@ def found(calls: dict[int, pd.DataFrame], truth: dict[int, list[str]], groups: G
 
 @pytest.mark.parametrize("seed", range(8))
 def test_collectives_of_equal_size_are_of_the_group_whose_members_were_in_them_together(seed: int) -> None:
-    turn = [[0, 1], [2, 3], [0, 2], [1, 3]]
-    calls, truth = ran(turn, 4, seed, late_ns=20_000_000)
-    assert found(calls, truth, DP_AND_TP) > 16
+    assert found(*ran(DP_AND_TP, 4, seed, 20_000_000), DP_AND_TP) > 16
     assert found(*ran([[0, 2], [1, 3]], 4, seed, 20_000_000), DP_AND_TP) > 16
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pptrace.model.tables import CALLS
 from pptrace.recognise.groups.peers_by_members import with_peers_by_members
+from tests.support.groups import facts_of_groups
 from tests.support.tables import table_of
 
 Ranks = Sequence[int]
@@ -25,29 +26,15 @@ def made(sent: Sequence[Sent], world: int, times: int = 4) -> dict[int, pd.DataF
     rows: dict[int, list[dict[str, object]]] = {rank: [] for rank in range(world)}
     for source, target, group in list(sent) * times:
         for kind, rank, peer in (("send", source, target), ("recv", target, source)):
-            rows[rank].append(
-                {"kind": kind, "peer": -1, "local_peer": list(group).index(peer), "bytes": 64, "clock": "host"}
-            )
+            place = list(group).index(peer)
+            rows[rank].append({"kind": kind, "peer": -1, "local_peer": place, "bytes": 64, "clock": "host"})
     return {rank: table_of(CALLS, of_rank) for rank, of_rank in rows.items()}
 
 
-def job(groups: Sequence[Ranks], world: int, **described: str) -> dict[int, dict[str, object]]:
-    """Facts that profilers write about the default group and these groups: each those that its rank is in."""
-    entries = [
-        ("default_pg", range(world)),
-        *((described.get(f"of{index}", "undefined"), ranks) for index, ranks in enumerate(groups)),
-    ]
-    return {
-        rank: {
-            "world_size": world,
-            "pg_config": [
-                {"pg_name": str(index), "pg_desc": text, "ranks": list(ranks), "pg_size": len(ranks)}
-                for index, (text, ranks) in enumerate(entries)
-                if rank in ranks
-            ],
-        }
-        for rank in range(world)
-    }
+def job(groups: Sequence[Ranks], world: int, description: str = "undefined") -> dict[int, dict[str, object]]:
+    """Facts about the default group and these groups."""
+    described = dict.fromkeys(range(1, len(groups) + 1), description)
+    return facts_of_groups(world, [range(world), *groups], described | {0: "default_pg"})
 
 
 def line_of(pipeline: Ranks) -> list[Sent]:
@@ -92,7 +79,7 @@ def test_places_in_the_default_group_stay_as_they_are() -> None:
 def test_places_in_the_described_group_of_the_pipeline_stay_as_they_are() -> None:
     pipelines = [[0, 2], [1, 3]]
     calls = made([message for pipeline in pipelines for message in line_of(pipeline)], 4)
-    assert with_peers_by_members(calls, job(pipelines, 4, of0="mesh_pp", of1="mesh_pp"))[0] is calls
+    assert with_peers_by_members(calls, job(pipelines, 4, "mesh_pp"))[0] is calls
 
 
 @pytest.mark.parametrize(
@@ -121,11 +108,7 @@ def test_ranks_without_a_trace_contradict_nothing() -> None:
     one = {0: calls[0]}
     assert with_peers_by_members(one, job(pipelines, 4))[0] is one
     filled, _ = with_peers_by_members({rank: calls[rank] for rank in (1, 2, 3)}, job(pipelines, 4))
-    assert peers_of(filled) == {
-        1: {("send", 0), ("recv", 0)},
-        2: {("send", 3), ("recv", 3)},
-        3: {("send", 2), ("recv", 2)},
-    }
+    assert peers_of(filled) == {rank: {("send", peer), ("recv", peer)} for rank, peer in ((1, 0), (2, 3), (3, 2))}
 
 
 def test_groups_of_ranks_beyond_64_bits_tell_no_peer() -> None:

@@ -24,13 +24,13 @@ from tests.recognise.kineto_calls import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
-    ARGS,
     AUTOGRAD_THREAD,
     MAIN_THREAD,
     RECV,
     SEND,
     Rank,
 )
+from tests.support.groups import facts_of_groups, group_columns
 from tests.support.tables import table_of
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "process_group_descriptions.json"
@@ -103,12 +103,8 @@ def megatron(rank: int, described: bool) -> Rank:
 
     def args(axis: str, size: int) -> dict[str, object]:
         name, text, ranks = group[axis]
-        return {
-            "group_id": name,
-            "group_description": text if described else "undefined",
-            "ranks": ranks,
-            "in_bytes": size,
-        }
+        shown = text if described else "undefined"
+        return {"group_id": name, "group_description": shown, "ranks": ranks, "in_bytes": size}
 
     for layer in range(10):
         at, thread = 100 * layer, AUTOGRAD_THREAD if layer >= 5 else MAIN_THREAD
@@ -226,12 +222,7 @@ def test_descriptions_of_megatron_tell_the_framework_where_no_label_does() -> No
 def deepspeed(rank: int) -> Rank:
     """A rank of pp 4 × dp 2: groups without descriptions, one all-reduce of gradients a step, messages in the default group."""
     dp, pp = tuple(rank - rank % 2 + index for index in range(2)), tuple(range(rank % 2, 8, 2))
-    groups = {"0": tuple(range(8)), "1": dp, "2": pp}
-    config = [{"pg_name": name, "pg_desc": "undefined", "pg_size": len(r), "ranks": r} for name, r in groups.items()]
-    config[0]["pg_desc"] = "default_pg"
-    job = Rank(
-        rank, {"world_size": 8, "pg_config": [entry | {"ranks": [*groups[entry["pg_name"]]]} for entry in config]}
-    )
+    job = Rank(rank, facts_of_groups(8, (range(8), dp, pp), {0: "default_pg"})[rank])
     job.add(Category.CPU_OP, ENGINE, 90, 95, thread=AUTOGRAD_THREAD)
     for step in range(9):
         for way in (-2, 2):
@@ -267,15 +258,13 @@ def test_who_talks_to_whom_tells_no_pipeline_where_ranks_without_a_trace_may_tal
 
 
 def test_axes_whose_sizes_do_not_multiply_up_to_the_ranks_are_not_told_but_by_descriptions() -> None:
-    job = Rank(0, {"world_size": 8, "pg_config": [
-        {"pg_name": "1", "pg_desc": "mesh_pp", "pg_size": 4, "ranks": [0, 2, 4, 6]},
-    ]})  # fmt: skip
+    job = Rank(0, facts_of_groups(8, [(0, 2, 4, 6)], {0: "mesh_pp"})[0])
     for at in (0, 50):
         job.call(ALL_TO_ALL, at, (at + 20, at + 30), group_id="9", ranks=(0, 1))
     job.add(Category.CPU_OP, ENGINE, 90, 95, thread=AUTOGRAD_THREAD)
     job.call(ALL_REDUCE, 100, (120, 130), group_id="5", ranks=(0, 2, 4), in_bytes=4096)
     groups = groups_of([job])
-    assert {group.id: axis for group, axis in groups.axes.items()} == {"1": "pp", "9": "ep", "5": "unknown"}
+    assert {group.id: axis for group, axis in groups.axes.items()} == {"0": "pp", "9": "ep", "5": "unknown"}
     assert groups.sizes["pp"] == 4
     assert groups.sizes.get("dp") != 3
     assert any("do not multiply up to 8 ranks" in line for line in groups.evidence)
@@ -334,9 +323,7 @@ def test_one_rank_of_a_ring_that_never_sends_back_is_of_no_pipeline_for_sure() -
 
 
 def call_comms(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
-    default = {name: "" if dtype == "str" else -1 for name, dtype in CALL_COMMS.items()}
-    table = [default | {"start_ns": index, "group_size": 2} | row for index, row in enumerate(rows)]
-    return pd.DataFrame(table).astype({name: dtype for name, dtype in CALL_COMMS.items() if dtype == "int64"})
+    return table_of(CALL_COMMS, [{"start_ns": at, "group_size": 2} | row for at, row in enumerate(rows)], -1)
 
 
 def p2p(kind: str, rank: int, peer: int, size: int, **more: object) -> dict[str, object]:
@@ -344,13 +331,7 @@ def p2p(kind: str, rank: int, peer: int, size: int, **more: object) -> dict[str,
 
 
 def test_the_kth_send_meets_the_kth_receive_of_its_pair() -> None:
-    rows = [
-        p2p("send", 0, 1, 8),
-        p2p("send", 0, 1, 8),
-        p2p("recv", 1, 0, 8),
-        p2p("recv", 1, 0, 8),
-        p2p("send", 1, 0, 8),
-    ]
+    rows = [*[p2p("send", 0, 1, 8)] * 2, *[p2p("recv", 1, 0, 8)] * 2, p2p("send", 1, 0, 8)]
     assert match_calls(call_comms(rows), first=5)["match"].tolist() == [5, 6, 5, 6, -1]
 
 
@@ -374,9 +355,7 @@ def test_steps_hold_together_what_sizes_cannot() -> None:
 
 def test_sequence_numbers_join_members_of_a_collective_though_one_recorded_less() -> None:
     shared = {"kind": "all_reduce", "group": "0,1", "axis": "dp"}
-    rows = [{**shared, "rank": 0, "seq": seq} for seq in (4, 5, 6)] + [
-        {**shared, "rank": 1, "seq": seq} for seq in (5, 6)
-    ]
+    rows = [{**shared, "rank": rank, "seq": seq} for rank, seq in ((0, 4), (0, 5), (0, 6), (1, 5), (1, 6))]
     assert match_calls(call_comms(rows))["match"].tolist() == [-1, 0, 1, 0, 1]
 
 
@@ -396,27 +375,17 @@ def test_unmatched_messages_are_listed_with_their_ranks_unless_the_peer_has_no_t
 
 
 @pytest.mark.parametrize(
-    ("config", "pipelines"),
-    [
-        ([], ((0, 1),)),
-        ([{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]}], ((0, 1),)),
-        (
-            [
-                {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]},
-                {"pg_name": "1", "pg_desc": "mesh_pp", "pg_size": 2, "ranks": [0, 2]},
-            ],
-            ((0, 2),),
-        ),
-    ],
+    ("configured", "pipelines"), [([], ((0, 1),)), ([range(4)], ((0, 1),)), ([range(4), (0, 2)], ((0, 2),))]
 )
 def test_places_in_a_group_that_is_not_named_become_global_ranks(
-    config: list[object], pipelines: tuple[tuple[int, ...], ...]
+    configured: list[Sequence[int]], pipelines: tuple[tuple[int, ...], ...]
 ) -> None:
+    facts = facts_of_groups(4, configured, {0: "default_pg", 1: "mesh_pp"})
     jobs = []
     for index, (rank, what) in enumerate(zip(pipelines[0], ("send", "recv"), strict=True)):
-        job = Rank(rank, {"rank": rank, "world_size": 4, "pg_config": config})
+        job = Rank(rank, facts[rank])
         event = job.add(Category.CPU_OP, f"c10d::{what}", 0, 10, thread=1)
-        job.args.append((event, ARGS | {"collective": what, "src" if index else "dst": 1 - index}))
+        job.args.append((event, {"collective": what, "src" if index else "dst": 1 - index}))
         job.add(Category.ANNOTATION, f"gloo:{what}", 2, 40, thread=1)
         jobs.append(job)
     groups = groups_of(jobs)
@@ -433,8 +402,8 @@ def test_a_range_of_gloo_without_its_operator_waits_from_its_start_unless_the_th
 @pytest.mark.parametrize(("last", "axis"), [(3, "unknown"), (2, "dp")])
 def test_a_group_that_cannot_tile_the_ranks_is_no_axis(last: int, axis: str) -> None:
     """As of the first and last rank of a pipeline, which share embeddings."""
-    config = [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, last]}]
-    groups = groups_of([Rank(rank, {"rank": rank, "world_size": 4, "pg_config": config}) for rank in (0, last)])
+    facts = facts_of_groups(4, [(0, last)])
+    groups = groups_of([Rank(rank, facts[rank]) for rank in (0, last)])
     assert set(groups.axes.values()) == {axis}
 
 
@@ -444,7 +413,14 @@ def test_groups_of_neighbours_are_links_of_one_pipeline() -> None:
         rank: table_of(
             CALLS,
             [
-                {"kind": kind, "peer": peer, "local_peer": -1, "bytes": 64, "clock": "host", **_named(index, pair)}
+                {
+                    "kind": kind,
+                    "peer": peer,
+                    "local_peer": -1,
+                    "bytes": 64,
+                    "clock": "host",
+                    **group_columns(index, pair),
+                }
                 for index, pair in enumerate(pairs)
                 for peer in pair
                 if rank in pair and peer != rank
@@ -459,10 +435,6 @@ def test_groups_of_neighbours_are_links_of_one_pipeline() -> None:
     assert groups.sizes["pp"] == 4
 
 
-def _named(index: int, ranks: Sequence[int]) -> dict[str, object]:
-    return {"group_id": str(index), "group_ranks": json.dumps(ranks), "group_size": len(ranks)}
-
-
 @pytest.mark.parametrize(("members", "axis"), [((0, 3), "embd"), ((0, 1, 2), "unknown"), ((1, 2), "unknown")])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_some_ranks_of_one_pipeline_are_no_replicas(members: Sequence[int], axis: str, replicas: int) -> None:
@@ -470,8 +442,8 @@ def test_some_ranks_of_one_pipeline_are_no_replicas(members: Sequence[int], axis
     world = 4 * replicas
 
     def call(kind: str, name: int, ranks: Sequence[int], peer: int = -1) -> dict[str, object]:
-        group = {"group_id": str(name), "group_ranks": json.dumps(list(ranks)), "group_size": len(ranks)}
-        return {"kind": kind, "peer": peer, "local_peer": -1, "bytes": 4096, "clock": "host", "backward": 0, **group}
+        columns = {"kind": kind, "peer": peer, "local_peer": -1, "bytes": 4096, "clock": "host", "backward": 0}
+        return columns | group_columns(name, ranks)
 
     calls = {}
     for rank in range(world):

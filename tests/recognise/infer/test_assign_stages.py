@@ -14,21 +14,16 @@ from pptrace.recognise.infer.candidates import match_by_kinds
 from pptrace.recognise.labels import Label, LabelledAction, read_label
 from pptrace.recognise.ops.label_actions import LabelledActions, steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import ACTION_COLUMNS, NONE, Range, Ranges
-from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import KINDS, Kind
 from pptrace.schedule.registry import build
-from tests.roundtrip.files import events_of
+from tests.roundtrip.files import recognise_run
 from tests.roundtrip.styles import Nanotron, Style, Timers, TorchBatched, Unlabelled, ZeroBubble
-from tests.support.found_ops import cells
-from tests.support.synthetic import Event, PaperRun, make_trace, run_on_paper
+from tests.support.found_ops import cells, planned
+from tests.support.synthetic import Event, PaperRun, run_on_paper
 
 
 def paper(name: str, pp: int, microbatches: int, chunks: int | None = None) -> PaperRun:
     return run_on_paper(build(name, pp, microbatches, chunks), lambda action: 500, latency=130)
-
-
-def recognise_run(style: Style, run: PaperRun, ranks: Sequence[int], num_ranks: int | None = None) -> RecognisedRun:
-    return recognise([make_trace(events_of(style, run, rank, 1), rank) for rank in ranks], num_ranks=num_ranks)
 
 
 class Silent(ZeroBubble):
@@ -42,10 +37,8 @@ class Silent(ZeroBubble):
 @pytest.mark.parametrize("style", [ZeroBubble, Silent], ids=lambda style: style.__name__)
 def test_a_v_is_told_from_a_loop(style: type[Style], schedule: str, shape: str) -> None:
     run = paper(schedule, 2, 4, 2)
-    recognised = recognise_run(style(), run, range(2))
-    assert [cells(recognised, rank) for rank in range(2)] == [
-        [str(action) for action in run.plan.compute_actions(rank)] for rank in range(2)
-    ]
+    recognised = recognise_run(style(), run, 1)
+    assert [cells(recognised, rank) for rank in range(2)] == [planned(run.plan, rank) for rank in range(2)]
     assert any(
         f"the labels name chunks, not stages: {shape} placement assumed, since" in line for line in recognised.warnings
     )
@@ -65,7 +58,7 @@ class Shuffled(ZeroBubble):
 
 def test_an_unknown_order_on_a_v_is_told_by_its_messages() -> None:
     run = paper("zbv", 3, 6)
-    recognised = recognise_run(Shuffled(), run, range(3))
+    recognised = recognise_run(Shuffled(), run, 1)
     assert any("V placement assumed, since the messages" in line for line in recognised.warnings)
     assert set(recognised.ops.loc[recognised.ops["rank"] == 0, "stage"]) - {-1} == {0, 5}
 
@@ -74,17 +67,16 @@ def test_an_unknown_order_on_a_v_is_told_by_its_messages() -> None:
 def test_the_first_rank_alone_tells_how_long_its_pipeline_is(pp: int) -> None:
     """As with nanotron, which profiles rank 0 only."""
     run = paper("1f1b", pp, 2 * pp)
-    recognised = recognise_run(Nanotron(), run, [0], num_ranks=pp)
+    recognised = recognise_run(Nanotron(), run, 1, [0], num_ranks=pp)
     assert recognised.mesh.pipelines == (tuple(range(pp)),)
-    assert cells(recognised, 0) == [str(action) for action in run.plan.compute_actions(0)]
+    assert cells(recognised, 0) == planned(run.plan, 0)
     assert recognised.schedule.name == "1f1b"
-    assert recognised.schedule.plan is not None
     assert recognised.schedule.plan.pp == pp
 
 
 def test_gpipe_of_one_rank_tells_no_length() -> None:
     """Every rank of GPipe has the same order."""
-    run = recognise_run(Nanotron(), paper("gpipe", 4, 4), [0], num_ranks=4)
+    run = recognise_run(Nanotron(), paper("gpipe", 4, 4), 1, [0], num_ranks=4)
     assert (run.mesh.pp, run.mesh.pipelines) == (None, ((0,),))
     assert {candidate.name for candidate in run.schedule.candidates} == {"gpipe", "1f1b"}
 
@@ -92,11 +84,9 @@ def test_gpipe_of_one_rank_tells_no_length() -> None:
 def test_interleaved_timers_get_their_chunks_and_messages() -> None:
     """Every message meets its other end although no label says a microbatch."""
     run = paper("interleaved-1f1b", 3, 6, 2)
-    recognised = recognise_run(Timers(), run, range(3))
+    recognised = recognise_run(Timers(), run, 1)
     assert recognised.mesh.vpp == 2
-    assert [cells(recognised, rank) for rank in range(3)] == [
-        [str(action) for action in run.plan.compute_actions(rank)] for rank in range(3)
-    ]
+    assert [cells(recognised, rank) for rank in range(3)] == [planned(run.plan, rank) for rank in range(3)]
     assert len(recognised.comms) == sum(len(run.transfers(rank)) for rank in range(3))
     assert (recognised.comms["match"] >= 0).all()
 
@@ -109,22 +99,15 @@ def kinds_of(name: str, pp: int, microbatches: int, chunks: int, group: int | No
 def test_a_fit_prefers_groups_of_p_and_finds_others() -> None:
     plain = match_by_kinds(3, kinds_of("interleaved-1f1b", 3, 12, 2))
     grouped = match_by_kinds(3, kinds_of("interleaved-1f1b", 3, 12, 2, 4))
-    assert plain is not None
-    assert grouped is not None
-    assert [[a.key for a in row] for row in plain.ranks] == [
-        [a.key for a in row] for row in build("interleaved-1f1b", 3, 12, 2).ranks
-    ]
-    assert [[a.key for a in row] for row in grouped.ranks] == [
-        [a.key for a in row] for row in build("interleaved-1f1b", 3, 12, 2, 4).ranks
-    ]
+    for found, group in ((plain, None), (grouped, 4)):
+        expected = build("interleaved-1f1b", 3, 12, 2, group)
+        assert [[a.key for a in row] for row in found.ranks] == [[a.key for a in row] for row in expected.ranks]
 
 
 def test_what_the_first_rank_receives_tells_the_chunks() -> None:
     """In both, a rank runs the same kinds of ops in the same order; with three chunks the first one receives 8 of 12."""
     orders = kinds_of("interleaved-1f1b", 2, 4, 3)
     unknown, ranges_of_step = match_by_kinds(2, orders), match_by_kinds(2, orders, received=6)
-    assert unknown is not None
-    assert ranges_of_step is not None
     assert (unknown.num_chunks, ranges_of_step.num_chunks) == (3, 2)
 
 
@@ -133,19 +116,19 @@ def test_forwards_that_all_come_first_are_interleaved_where_the_first_rank_recei
     schedule: str, shape: tuple[int, int, int]
 ) -> None:
     """With m = p an interleaved schedule has no steady phase: the kinds of its ops are those of GPipe with twice the m."""
-    run = run_on_paper(build(schedule, *shape), lambda action: 500, latency=130)
-    recognised = recognise_run(TorchBatched(), run, range(3))
+    run = paper(schedule, *shape)
+    recognised = recognise_run(TorchBatched(), run, 1)
     assert recognised.schedule.name == schedule
     for rank in range(3):
-        assert cells(recognised, rank) == [str(action) for action in run.plan.compute_actions(rank)]
+        assert cells(recognised, rank) == planned(run.plan, rank)
 
 
 def test_interleaved_with_all_forwards_first_is_that_and_no_breadth_first_schedule() -> None:
     """Of as many microbatches as ranks: Megatron-LM ran that, and nobody breadth-first without labels."""
-    plan = build("interleaved-afab", 4, 4, 2)
-    recognised = recognise_run(TorchBatched(), run_on_paper(plan, lambda _: 500, latency=130), range(4))
+    run = paper("interleaved-afab", 4, 4, 2)
+    recognised = recognise_run(TorchBatched(), run, 1)
     for rank in range(4):
-        assert cells(recognised, rank) == [str(action) for action in plan.compute_actions(rank)]
+        assert cells(recognised, rank) == planned(run.plan, rank)
     assert (recognised.schedule.name, recognised.mesh.vpp) == ("interleaved-afab", 2)
     assert recognised.schedule.mismatches == ()
 
@@ -169,7 +152,7 @@ def test_a_pipeline_is_no_longer_than_its_ranks_show_and_null_where_it_goes_on(
 ) -> None:
     """Nothing tells how many ranks there were, as with Nsight reports of some of them."""
     run = paper(*schedule)
-    recognised = recognise_run(Unlabelled(), run, given)
+    recognised = recognise_run(Unlabelled(), run, 1, given)
     assert recognised.mesh.pp == pp
     if pp is None:
         assert recognised.mesh.pipelines == (((given[0],),) if len(given) == 1 else ())
@@ -177,7 +160,7 @@ def test_a_pipeline_is_no_longer_than_its_ranks_show_and_null_where_it_goes_on(
     else:
         assert recognised.schedule.name == schedule[0]
         for rank in given:
-            assert cells(recognised, rank) == [str(action) for action in run.plan.compute_actions(rank)]
+            assert cells(recognised, rank) == planned(run.plan, rank)
 
 
 def test_an_order_of_no_schedule_fits_nothing() -> None:
@@ -238,10 +221,7 @@ def test_ops_before_a_step_that_leads_belong_to_it() -> None:
 
 
 def test_pairs_that_name_nothing_are_numbered_by_their_halves() -> None:
-    assert actions(resolved(named("1F1B", "1F1B"))) == [
-        "(?0F0;?0B0)OVERLAP_F_B",
-        "(?0F1;?0B1)OVERLAP_F_B",
-    ]
+    assert actions(resolved(named("1F1B", "1F1B"))) == ["(?0F0;?0B0)OVERLAP_F_B", "(?0F1;?0B1)OVERLAP_F_B"]
 
 
 def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
@@ -257,7 +237,7 @@ def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
 def test_some_ranks_of_an_unlabelled_pipeline_tell_its_length_only_where_their_order_does(
     name: str, pp: int | None
 ) -> None:
-    run = recognise_run(Unlabelled(), paper(name, 4, 8), (0, 1), num_ranks=4)
+    run = recognise_run(Unlabelled(), paper(name, 4, 8), 1, (0, 1), num_ranks=4)
     assert (run.mesh.pp, run.schedule.name) == (pp, "unknown" if pp is None else name)
     if pp is None:
         assert (run.mesh.pipelines, run.mesh.dp) == ((), None)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, make_table
+from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Kind
@@ -19,6 +19,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.support.extent import ALL, by_turns
 from tests.support.synthetic import MAIN_THREAD, START, Event, PaperRun, make_trace, run_on_paper
+from tests.support.tables import table_of
 
 NODE = "autograd::engine::evaluate_function: {}Backward0"
 ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
@@ -157,11 +158,8 @@ class _Rank:
         self.loss(start - 95)
         self.maybe_noise(start, 40)
         if self.program.optimizer:
-            self.events.append(
-                Event(
-                    Category.ANNOTATION, "Optimizer.step#SGD.step", start + SLOT, start + 2 * SLOT, thread=MAIN_THREAD
-                )
-            )
+            times = (start + SLOT, start + 2 * SLOT)
+            self.events.append(Event(Category.ANNOTATION, "Optimizer.step#SGD.step", *times, thread=MAIN_THREAD))
             self.operator("aten::_foreach_add_", start + SLOT + 10, start + 2 * SLOT - 10)
 
     def evaluation(self, at: int) -> None:
@@ -177,17 +175,13 @@ class _Rank:
 
     def with_peers(self, trace: Trace) -> Trace:
         events = trace.events
-        row = dict.fromkeys(COMM_ARGS, -1) | dict.fromkeys(
-            ("collective", "group_id", "group_description", "group_ranks", "splits"), ""
-        )
         rows = []
         for index, (start, code) in enumerate(zip(events.start_ns.tolist(), events.name_id.tolist(), strict=True)):
             name, peer, size = self.peers.get(start, ("", -1, -1))
             if peer >= 0 and events.names[code] == name:
                 end = "dst" if name == "c10d::send" else "src"
-                rows.append(row | {"event": index, end: peer, "in_bytes": size, "out_bytes": size})
-        args = make_table(COMM_ARGS, {name: [one[name] for one in rows] for name in COMM_ARGS})
-        return replace(trace, events=replace(events, comm_args=args))
+                rows.append({"event": index, end: peer, "in_bytes": size, "out_bytes": size})
+        return replace(trace, events=replace(events, comm_args=table_of(COMM_ARGS, rows, -1)))
 
 
 def found_ops(run: RecognisedRun) -> dict[tuple[int, int], str]:
@@ -391,8 +385,7 @@ def test_damage_on_one_rank_never_makes_an_op_another(
     for index in range(plan.pp):
         rank = _Rank(program, run, index, range(plan.pp))
         trace = rank.trace()
-        events = sorted(damage(rng, rank.events), key=lambda event: event.start) if index == hurt else rank.events
-        traces.append(make_trace(events, index) if index == hurt else trace)
+        traces.append(make_trace(damage(rng, rank.events), index) if index == hurt else trace)
     check_never_wrong(program, recognise(traces))
 
 

@@ -193,7 +193,6 @@ def test_phases_on_which_the_schedules_that_fit_disagree_are_null() -> None:
 def test_an_order_of_no_schedule_keeps_the_pipeline_that_its_stages_tell() -> None:
     case = Case(build("interleaved-1f1b", 4, 8, 2), 1, Detail.STAGES)
     trace = case.trace()
-    assert trace.ops is not None
     swapped = trace.ops.copy()
     swapped.loc[[0, 1], "microbatch"] = [1, 0]
     report = analyse([structs.replace(trace, ops=swapped)], num_ranks=4).report
@@ -220,9 +219,6 @@ def test_bounds_of_one_rank_hold_the_bubble_that_all_ranks_together_tell(name: s
         alone = analyse([trace], num_ranks=3)
         ((rank,),) = [step.ranks for step in alone.report.steps]
         bubble = own_bubble(whole, lines.rank)
-        assert bubble is not None
-        assert rank.bubble_low_ns is not None
-        assert rank.bubble_high_ns is not None
         assert rank.bubble_low_ns <= bubble <= rank.bubble_high_ns == rank.not_compute_ns
         assert (rank.bubble_ns, rank.exposed_comm_ns) == (None, None)
         assert alone.report.schedule.name in (name, "unknown")
@@ -235,7 +231,6 @@ def test_where_all_ranks_have_a_trace_the_bounds_are_the_bubble_and_each_rank_ha
     (step,) = analyse(recording.traces()).report.steps
     for rank in step.ranks:
         assert rank.bubble_low_ns == rank.bubble_high_ns == rank.bubble_ns
-        assert rank.ideal is not None
         assert rank.ideal.ratio == pytest.approx(3 / 8)
         behind = 3 - rank.rank  # ranks after this one: their fill and drain lie within its own window
         assert rank.ideal.own_ratio == pytest.approx(behind / 8)

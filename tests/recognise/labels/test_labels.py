@@ -38,10 +38,7 @@ def actions(name: str) -> list[str]:
         ("weight chunk", ["?0W"]),
         (P2P + "recv_forward", ["?0RECV_F"]),
         (P2P + "P2PCommunicator.send_forward_recv_backward", ["?0SEND_F", "?0RECV_B"]),
-        (
-            P2P + "send_forward_backward_recv_forward_backward",
-            ["?0SEND_F", "?0SEND_B", "?0RECV_F", "?0RECV_B"],
-        ),
+        (P2P + "send_forward_backward_recv_forward_backward", ["?0SEND_F", "?0SEND_B", "?0RECV_F", "?0RECV_B"]),
         ("1F1B", ["(?0F;?0B)OVERLAP_F_B"]),
         ("forward-compute", ["?0F"]),
         ("backward-compute", ["?0B"]),
@@ -69,14 +66,11 @@ def test_a_name_says_its_ops_and_messages(name: str, expected: list[str]) -> Non
 )
 def test_a_name_says_what_frames_the_ops_of_a_step(name: str, span: str, step: int | None) -> None:
     label = read_label(name)
-    assert label is not None
     assert (label.span, label.step, label.actions) == (span, step, ())
 
 
 def test_a_stage_that_a_name_does_not_have_is_none_and_its_chunk_stands_apart() -> None:
     flush, named = read_label("W_clear.1.0"), read_label("PP:3F2")
-    assert flush is not None
-    assert named is not None
     assert flush.actions == (LabelledAction(Kind.W, stage=None, microbatch=None, chunk=1),)
     assert named.actions == (LabelledAction(Kind.F, stage=3, microbatch=2, chunk=0),)
 

@@ -9,13 +9,14 @@ import pytest
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
-from pptrace.model.tables import COMMS, OPS, Schema, empty_table, make_table
+from pptrace.model.tables import COMMS, OPS, empty_table
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from tests.roundtrip.styles import groups_of
-from tests.support.synthetic import PaperRun, run_on_paper
+from tests.support.found_ops import message_names
+from tests.support.synthetic import PaperRun, groups_of, run_on_paper
+from tests.support.tables import named, table_of
 
 MS = 1_000_000
 
@@ -33,12 +34,6 @@ def mesh_of(pp: int) -> MeshInfo:
     return MeshInfo(pp, pp=pp, vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(range(pp)),))
 
 
-def table(schema: Schema, rows: list[dict[str, object]]) -> pd.DataFrame:
-    unknown = {name: "" if dtype == "str" else -1 for name, dtype in schema.items()}
-    frame = pd.DataFrame([{**unknown, **row} for row in rows])
-    return make_table(schema, {name: frame[name] for name in schema})
-
-
 def traced(run: PaperRun, offsets: tuple[int, ...] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The kernels of all ranks, one for each group of messages, and the ops, each rank on a clock of its own."""
     kernels: list[dict[str, object]] = []
@@ -53,13 +48,7 @@ def traced(run: PaperRun, offsets: tuple[int, ...] = ()) -> tuple[pd.DataFrame, 
                 action = group[0].action
                 named = {"kind": str(action.kind), "stage": action.stage, "microbatch": action.microbatch}
                 ops.append({"rank": rank, "step": 0, **named, **span})
-    return table(CALL_COMMS, kernels), table(OPS, ops)
-
-
-def names(comms: pd.DataFrame) -> set[tuple[int, str]]:
-    kind = comms["kind"].str.upper() + "_" + comms["direction"].astype(str)
-    text = comms["stage"].astype(str) + kind + comms["microbatch"].astype(str)
-    return set(zip(comms["rank"], text, strict=True))
+    return table_of(CALL_COMMS, kernels, -1), table_of(OPS, ops, -1)
 
 
 def truth(run: PaperRun) -> set[tuple[int, str]]:
@@ -74,7 +63,7 @@ def test_they_are_the_messages_of_the_ops_beside_them(
     run = paper(schedule, shape)
     calls, ops = traced(run, offsets)
     result, line = kernels_from_plan(calls, empty_table(COMMS), ops, follows(run.plan), mesh_of(shape[0]))
-    assert names(result) == truth(run)
+    assert set(zip(result["rank"], message_names(result), strict=True)) == truth(run)
     assert line.startswith(f"{len(calls)} send/receive kernels")
     assert set(result["axis"]) == {"pp"}
 
@@ -99,7 +88,7 @@ def test_not_where_one_lacks_or_is_too_many_or_cannot_have_met_its_other_side() 
 def test_not_where_a_message_of_the_pipeline_is_told() -> None:
     run = paper("1f1b", (3, 6, 1))
     calls, ops = traced(run)
-    labelled = table(COMMS, [{"rank": 2, "kind": "recv", "axis": "pp"}])
+    labelled = table_of(COMMS, [{"rank": 2, "kind": "recv", "axis": "pp"}], -1)
     assert kernels_from_plan(calls, labelled, ops, follows(run.plan), mesh_of(3))[1] == ""
 
 
@@ -115,31 +104,21 @@ def test_of_two_kernels_between_two_ops_the_one_that_ends_with_its_other_side_is
         1: {"1RECV_F0": (0, 6), "1RECV_F1": (16, 17), "1SEND_B0": (17, 19), "1SEND_B1": (39, 40)},
     }
     ops = [
-        {
-            "rank": rank,
-            "step": 0,
-            "kind": name[1],
-            "stage": rank,
-            "microbatch": int(name[2]),
-            **span_of(times[rank][name]),
-        }
+        (rank, 0, name[1], rank, int(name[2]), start * MS, end * MS)
         for rank in times
-        for name in times[rank]
+        for name, (start, end) in times[rank].items()
     ]
     calls = [
-        {"rank": rank, "kind": "send_recv", "axis": "unknown", "clock": "device", **span_of(span)}
+        (rank, "send_recv", "unknown", "device", start * MS, end * MS)
         for rank, own in wanted.items()
-        for span in own.values()
+        for start, end in own.values()
     ]
     result, _ = kernels_from_plan(
-        table(CALL_COMMS, calls), empty_table(COMMS), table(OPS, ops), follows(plan), mesh_of(2)
+        table_of(CALL_COMMS, named("rank kind axis clock start_ns end_ns", calls), -1),
+        empty_table(COMMS),
+        table_of(OPS, named("rank step kind stage microbatch start_ns end_ns", ops), -1),
+        follows(plan),
+        mesh_of(2),
     )
-    labelled = {
-        (row.rank, f"{row.stage}{row.kind.upper()}_{row.direction}{row.microbatch}", row.start_ns // MS)
-        for row in result.itertuples()
-    }
+    labelled = set(zip(result["rank"], message_names(result), result["start_ns"] // MS, strict=True))
     assert labelled == {(rank, name, span[0]) for rank, own in wanted.items() for name, span in own.items()}
-
-
-def span_of(ms: tuple[int, int]) -> dict[str, int]:
-    return {"start_ns": ms[0] * MS, "end_ns": ms[1] * MS}

@@ -6,21 +6,21 @@ import pandas as pd
 import pytest
 
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, empty_table, make_table
+from pptrace.model.tables import COMMS, empty_table
 from pptrace.recognise.messages import match
 from pptrace.recognise.messages.match import match_comms, with_transfers
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from tests.support.synthetic import BYTES, Recording, record, without
+from tests.support.tables import table_of
 
 MESH = MeshInfo(4, pp=2, vpp=1, tp=1, cp=1, dp=2, ep=1, pipelines=((0, 2), (1, 3)))
 
 
 def comms_of(*rows: dict[str, object]) -> pd.DataFrame:
-    blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
-    blank |= {"axis": "pp", "clock": "host", "match": -1, "peer": -1, "stage": -1, "microbatch": -1}
-    filled = [blank | row | {"transfer_start_ns": row["start_ns"], "transfer_end_ns": row["end_ns"]} for row in rows]
-    return make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS})
+    blank = {"axis": "pp", "clock": "host", "match": -1, "peer": -1, "stage": -1, "microbatch": -1}
+    times = [{"transfer_start_ns": row["start_ns"], "transfer_end_ns": row["end_ns"]} for row in rows]
+    return table_of(COMMS, [blank | row | of_row for row, of_row in zip(rows, times, strict=True)])
 
 
 def pair(send: tuple[int, int], recv: tuple[int, int], clock: str = "host") -> pd.DataFrame:
@@ -113,11 +113,7 @@ def test_every_transfer_of_a_plan_finds_its_other_end(recording: Recording) -> N
         send, recv = (ends[ends["kind"] == kind].iloc[0] for kind in ("send", "recv"))
         assert len(ends) == 2
         assert (send["rank"], send["peer"]) == (recv["peer"], recv["rank"])
-        assert (send["step"], send["direction"], send["microbatch"]) == (
-            recv["step"],
-            recv["direction"],
-            recv["microbatch"],
-        )
+        assert all(send[column] == recv[column] for column in ("step", "direction", "microbatch"))
         assert recv["stage"] - send["stage"] == (1 if send["direction"] == "F" else -1)
 
 
@@ -174,18 +170,18 @@ def test_what_is_not_matched_keeps_its_own_times() -> None:
     assert transfers(comms_of({"rank": 0, "kind": "recv", "start_ns": 5, "end_ns": 9})) == [(5, 9)]
 
 
+def members_of(kind: str, *times: tuple[int, int]) -> pd.DataFrame:
+    return comms_of(
+        *({"rank": r, "kind": kind, "match": 3, "start_ns": s, "end_ns": e} for r, (s, e) in enumerate(times))
+    )
+
+
 def test_the_members_of_a_collective_wait_for_the_last() -> None:
-    members = [(0, 10, 52), (1, 30, 50), (2, 20, 51)]
-    rows = [{"rank": r, "kind": "all_reduce", "match": 3, "start_ns": s, "end_ns": e} for r, s, e in members]
-    assert transfers(comms_of(*rows)) == [(30, 52), (30, 50), (30, 51)]
+    assert transfers(members_of("all_reduce", (10, 52), (30, 50), (20, 51))) == [(30, 52), (30, 50), (30, 51)]
 
 
 def test_the_root_of_a_broadcast_may_be_done_before_the_others_come() -> None:
-    rows = [
-        {"rank": r, "kind": "broadcast", "match": 3, "start_ns": s, "end_ns": e}
-        for r, s, e in [(0, 10, 12), (1, 30, 35)]
-    ]
-    assert transfers(comms_of(*rows)) == [(10, 12), (30, 35)]
+    assert transfers(members_of("broadcast", (10, 12), (30, 35))) == [(10, 12), (30, 35)]
 
 
 def collective(rank: int, start: int, axis: str = "dp", size: int = 2, kind: str = "all_reduce") -> dict[str, object]:

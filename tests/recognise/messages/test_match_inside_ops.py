@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from pptrace.clock.result import Clock, ClockMethod
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.model.tables import COMMS, OPS
 from pptrace.recognise.messages.match_without_groups import match_inside_ops
+from tests.support.tables import table_of
 
 MS = 1_000_000
 CLOCK = Clock(ClockMethod.SAME_HOST, dict.fromkeys(range(4), 0), 50_000)
@@ -25,22 +26,15 @@ def tables(late_ms: int = 3) -> tuple[pd.DataFrame, pd.DataFrame]:
         for step in range(2):
             begin = (100 * step + 20 * (rank // 2)) * MS
             common = {"rank": rank, "step": step, "stage": rank // 2, "chunk": 0, "clock": "host"}
-            ops.append(
-                {**common, "kind": "F", "microbatch": 0, "phase": "", "start_ns": begin, "end_ns": begin + 16 * MS}
-                | {"source": "inferred", "pair": ""}
-            )
+            times = {"start_ns": begin, "end_ns": begin + 16 * MS}
+            ops.append({**common, "kind": "F", "microbatch": 0, "source": "inferred", **times})
             for nth in range(2):
                 start = begin + (8 * nth + 1 + late_ms * (rank % 2)) * MS
                 end = begin + (8 * nth + 6) * MS
                 times = dict.fromkeys(("start_ns", "posted_ns", "asked_ns", "transfer_start_ns"), start)
                 times |= dict.fromkeys(("end_ns", "transfer_end_ns"), end)
-                named = {"kind": "all_to_all", "axis": "unknown", "peer": -1, "group_size": -1, "direction": ""}
-                numbers = dict.fromkeys(("bytes", "received_bytes", "microbatch", "stream", "match"), -1)
-                comms.append(common | named | numbers | {"splits": "", "algorithm": ""} | times)
-    frames = []
-    for rows, schema in ((comms, COMMS), (ops, OPS)):
-        frames.append(make_table(schema, {name: [row[name] for row in rows] for name in schema}))
-    return frames[0], frames[1]
+                comms.append({**common, "kind": "all_to_all", "axis": "unknown", **times})
+    return table_of(COMMS, comms, -1), table_of(OPS, ops, -1)
 
 
 def test_replicas_have_the_same_collectives_in_their_ops() -> None:

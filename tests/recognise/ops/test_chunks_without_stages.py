@@ -35,12 +35,7 @@ def named(table: pd.DataFrame) -> list[tuple[str, int, int, int]]:
 
 def test_an_unknown_stage_is_no_number_of_a_chunk() -> None:
     rank = recognised("F0.0.0", "SEND_FORWARD.0.0.0", "F0.1.0", "B0.1.0", "SEND_BACKWARD.0.1.0", "B0.0.0")
-    assert named(rank.ops) == [
-        ("F", UNKNOWN, 0, 0),
-        ("F", UNKNOWN, 1, 0),
-        ("B", UNKNOWN, 1, 0),
-        ("B", UNKNOWN, 0, 0),
-    ]
+    assert named(rank.ops) == [("F", UNKNOWN, 0, 0), ("F", UNKNOWN, 1, 0), ("B", UNKNOWN, 1, 0), ("B", UNKNOWN, 0, 0)]
     assert named(rank.comms) == [("send", UNKNOWN, 0, 0), ("send", UNKNOWN, 1, 0)]
 
 

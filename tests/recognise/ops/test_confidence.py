@@ -6,25 +6,21 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pptrace.model.tables import COMM_ARGS, make_table
+from pptrace.model.tables import COMM_ARGS
 from pptrace.model.traces import Category
 from pptrace.recognise.ops.infer_from_operators import confidence, is_one_stage, peers_of
-from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from tests.roundtrip.files import events_of
-from tests.roundtrip.styles import Host, MegatronNvtx, Style, TorchOneFOneB
-from tests.support.found_ops import cells
+from tests.roundtrip.files import recognise_run
+from tests.roundtrip.styles import Host, MegatronNvtx, TorchOneFOneB
+from tests.roundtrip.test_roundtrip import check_messages
+from tests.support.found_ops import cells, planned
 from tests.support.synthetic import MAIN_THREAD, Event, PaperRun, make_trace, run_on_paper
+from tests.support.tables import table_of
 
 INTERLEAVED = run_on_paper(build("interleaved-1f1b", 4, 8, 2), lambda action: 500, latency=130)
 ONE_STAGE = run_on_paper(build("1f1b", 4, 8), lambda action: 500, latency=130)
-
-
-def recognise_run(style: Style, run: PaperRun) -> RecognisedRun:
-    return recognise([make_trace(events_of(style, run, rank, 2), rank) for rank in range(run.plan.pp)])
-
 
 ALL = [Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B]
 
@@ -63,36 +59,17 @@ def test_the_peer_of_a_call_is_that_of_the_record_inside_it() -> None:
         for name, start, size in (("c10d::send", 10, 9), ("record_param_comms", 12, 3), ("c10d::send", 30, 9))
     ]
     events = make_trace(listed, 0).events
-    row = dict.fromkeys(COMM_ARGS, -1) | dict.fromkeys(
-        ("collective", "group_id", "group_description", "group_ranks", "splits"), ""
-    )
-    args = make_table(COMM_ARGS, {name: [value] for name, value in (row | {"event": 1, "dst": 3}).items()})
+    args = table_of(COMM_ARGS, [{"event": 1, "dst": 3}], -1)
     assert peers_of(replace(events, comm_args=args), np.array([0, 2])) == [3, -1]
 
 
-class InterleavedOperators(TorchOneFOneB):
-    """Megatron's interleaved schedule with operators: each batch of messages goes both ways."""
-
-
-def check_messages(run: RecognisedRun) -> None:
-    """They are those of the plan in each of two steps, and have met."""
-    comms = run.comms[run.comms["axis"] == "pp"]
-    for rank in range(4):
-        rank_comms = comms[comms["rank"] == rank]
-        kinds = rank_comms["kind"].str.upper() + "_" + rank_comms["direction"].astype(str)
-        have = rank_comms["stage"].astype(str) + kinds + rank_comms["microbatch"].astype(str)
-        assert sorted(have) == sorted(str(done.action) for done in INTERLEAVED.transfers(rank) for _ in range(2))
-    ends = comms.groupby("match")["rank"].agg(["size", "nunique"])
-    assert (comms["match"] >= 0).all()
-    assert (ends == 2).all().all()
-
-
 def test_interleaved_messages_do_not_hide_the_order_of_the_ops() -> None:
-    run = recognise_run(InterleavedOperators(), INTERLEAVED)
+    """Each batch of messages goes both ways."""
+    run = recognise_run(TorchOneFOneB(), INTERLEAVED, 2)
     assert run.schedule.name == "interleaved-1f1b"
     for rank in range(4):
-        assert cells(run, rank, 0) == [str(action) for action in INTERLEAVED.plan.compute_actions(rank)]
-    check_messages(run)
+        assert cells(run, rank, 0) == planned(INTERLEAVED.plan, rank)
+    check_messages(INTERLEAVED, 2, run)
     assert any("not those of one stage per rank" in line for line in run.warnings)
 
 
@@ -104,12 +81,12 @@ class OneFunction(MegatronNvtx):
 
 
 def test_what_a_function_moved_that_may_move_four_messages_the_ops_beside_it_tell() -> None:
-    run = recognise_run(OneFunction(), INTERLEAVED)
+    run = recognise_run(OneFunction(), INTERLEAVED, 2)
     assert run.schedule.name == "interleaved-1f1b"
     assert any(
         "there are more labelled messages than interleaved-1f1b has: only those" in line for line in run.warnings
     )
-    check_messages(run)
+    check_messages(INTERLEAVED, 2, run)
 
 
 class Delayed(OneFunction):
@@ -124,7 +101,7 @@ class Delayed(OneFunction):
 
 
 def test_messages_that_are_not_beside_their_ops_are_not_guessed_at() -> None:
-    run = recognise_run(Delayed(), INTERLEAVED)
+    run = recognise_run(Delayed(), INTERLEAVED, 2)
     assert run.schedule.name == "interleaved-1f1b"
     assert not (run.comms["stage"] >= 0).any()
     assert any("the real ones cannot be identified" in line for line in run.warnings)
@@ -139,7 +116,7 @@ class CalledByAll(MegatronNvtx):
 
 
 def test_a_function_without_a_kernel_moved_nothing() -> None:
-    want, result = (recognise_run(style, ONE_STAGE) for style in (MegatronNvtx(), CalledByAll()))
+    want, result = (recognise_run(style, ONE_STAGE, 2) for style in (MegatronNvtx(), CalledByAll()))
     assert len(result.comms) == len(want.comms) > 0
     assert (result.comms["match"] >= 0).all()
 
@@ -155,7 +132,7 @@ class KernelsOfOptimizers(TorchOneFOneB):
 
 
 def test_steps_are_told_by_the_kernels_of_optimizers_beside_operators() -> None:
-    run = recognise_run(KernelsOfOptimizers(), ONE_STAGE)
+    run = recognise_run(KernelsOfOptimizers(), ONE_STAGE, 2)
     assert set(run.ops.loc[run.ops["kind"] == "F", "step"]) == {0, 1}
     for rank in range(4):
-        assert cells(run, rank, 0) == [str(action) for action in ONE_STAGE.plan.compute_actions(rank)]
+        assert cells(run, rank, 0) == planned(ONE_STAGE.plan, rank)

@@ -65,15 +65,12 @@ def test_ops_between_megatron_s_messages_are_those_that_ran(
 @pytest.mark.parametrize("optimizer", [True, False])
 def test_labelled_forward_and_backward_steps_are_the_ops_to_the_nanosecond(optimizer: bool, tmp_path: Path) -> None:
     ranks = run([list(one_f_one_b(3, rank, 5)) for rank in range(3)], 2, optimizer=optimizer, labels=True)
-    report = analysed(ranks, tmp_path / "a.sqlite")
-    assert (report.report.framework, report.report.schedule.name, len(report.report.steps)) == (
-        "megatron-lm",
-        "1f1b",
-        2,
-    )
-    check_ops(report, ranks, slack=0)
+    analysis = analysed(ranks, tmp_path / "a.sqlite")
+    report = analysis.report
+    assert (report.framework, report.schedule.name, len(report.steps)) == ("megatron-lm", "1f1b", 2)
+    check_ops(analysis, ranks, slack=0)
     line = "no label ends a step: 2 steps, each assumed to end where all ranks have run as many backwards as forwards"
-    assert (line in report.report.warnings) is not optimizer
+    assert (line in report.warnings) is not optimizer
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,6 @@ def found_between(*named: tuple[str, int, int]) -> tuple[list[str], tuple[str, .
         assert label is not None, name
         ranges.append(Range(label, start, end, thread=1))
     found = ops_between_messages(Ranges.of(ranges))
-    assert found is not None
     ops, evidence = found
     return [f"{op.kind} {op.start_ns} {op.end_ns}" for op in ops], evidence
 

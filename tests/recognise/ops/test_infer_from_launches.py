@@ -11,7 +11,7 @@ from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import LEAD, DeepSpeed, Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled, ZeroBubble
 from tests.support.extent import by_turns
-from tests.support.found_ops import cells
+from tests.support.found_ops import cells, planned
 from tests.support.synthetic import (
     AUTOGRAD_THREAD,
     MAIN_THREAD,
@@ -24,11 +24,6 @@ from tests.support.synthetic import (
 )
 
 RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
-EP_STREAM = NCCL_STREAM + 50
-
-
-def planned(run: PaperRun, index: int) -> list[str]:
-    return [str(action) for action in run.plan.compute_actions(index)]
 
 
 def recognise_run(style: Style, run: PaperRun = RUN, share: int = 1, slowest: bool = True) -> RecognisedRun:
@@ -41,21 +36,19 @@ def recognise_run(style: Style, run: PaperRun = RUN, share: int = 1, slowest: bo
 class TensorParallel(Unlabelled):
     """Each op has an all-reduce in the middle, launched by whoever launches the op."""
 
+    kernel, stream = "ncclDevKernel_AllReduce_Sum_bf16", NCCL_STREAM + 9
+
     def launch_op(self, host: Host, done: Done) -> None:
         super().launch_op(host, done)
         thread = MAIN_THREAD if str(done.action.kind) == "F" else AUTOGRAD_THREAD
         middle = (done.start + done.end) // 2
-        host.launch("ncclDevKernel_AllReduce_Sum_bf16", done.start - 54, middle, middle + 9, thread, NCCL_STREAM + 9)
+        host.launch(self.kernel, done.start - 54, middle, middle + 9, thread, self.stream)
 
 
-class ExpertParallel(Unlabelled):
+class ExpertParallel(TensorParallel):
     """Each op has an all-to-all in the middle, whose kernel is that of a send and receive."""
 
-    def launch_op(self, host: Host, done: Done) -> None:
-        super().launch_op(host, done)
-        thread = MAIN_THREAD if str(done.action.kind) == "F" else AUTOGRAD_THREAD
-        middle = (done.start + done.end) // 2
-        host.launch("ncclDevKernel_SendRecv", done.start - 54, middle, middle + 9, thread, EP_STREAM)
+    kernel, stream = "ncclDevKernel_SendRecv", NCCL_STREAM + 50
 
 
 class Noise(Unlabelled):
@@ -78,7 +71,7 @@ def test_other_kernels_do_not_part_or_make_ops(style: type[Style]) -> None:
     run = recognise_run(style())
     for rank in range(3):
         for step in range(2):
-            assert cells(run, rank, step) == planned(RUN, rank)
+            assert cells(run, rank, step) == planned(RUN.plan, rank)
     assert run.schedule.name == "1f1b"
 
 
@@ -93,7 +86,7 @@ def test_replicas_are_found_by_what_they_do(style: type[Style], slowest: bool) -
     assert (run.mesh.pp, run.mesh.dp) == (3, None)
     for pipeline in wanted:
         for index, rank in enumerate(pipeline):
-            assert cells(run, rank, 0) == planned(RUN, index)
+            assert cells(run, rank, 0) == planned(RUN.plan, index)
     assert run.schedule.name == "1f1b"
 
 
@@ -140,4 +133,4 @@ def test_a_launch_that_was_not_recorded_is_left_out() -> None:
     orphan = Event(Category.KERNEL, "gemm", events[0].start - 9, events[0].start - 5, 0, 7, correlation=999_999_999)
     traces = [make_trace(events_of(Unlabelled(), RUN, rank, 2), rank) for rank in (0, 2)]
     run = recognise(sorted([*traces, make_trace([orphan, *events], 1)], key=lambda trace: trace.rank or 0))
-    assert cells(run, 1, 0) == planned(RUN, 1)
+    assert cells(run, 1, 0) == planned(RUN.plan, 1)

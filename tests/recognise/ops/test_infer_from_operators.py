@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from tests.roundtrip.files import events_of
-from tests.roundtrip.styles import LEAD, Host, Style, TorchBatched, TorchOneFOneB
-from tests.support.found_ops import cells
-from tests.support.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, make_trace, run_on_paper
+from tests.roundtrip.files import recognise_run
+from tests.roundtrip.styles import LEAD, Host, TorchBatched, TorchOneFOneB
+from tests.support.found_ops import cells, planned
+from tests.support.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, run_on_paper
 
 RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
-
-
-def recognise_run(style: Style) -> RecognisedRun:
-    return recognise([make_trace(events_of(style, RUN, rank, 2), rank) for rank in range(RUN.plan.pp)])
 
 
 class SeveralTensors(TorchOneFOneB):
@@ -33,11 +28,11 @@ class SeveralTensors(TorchOneFOneB):
 
 
 def test_all_tensors_of_an_activation_are_its_messages() -> None:
-    run = recognise_run(SeveralTensors())
+    run = recognise_run(SeveralTensors(), RUN, 2)
     for rank in range(RUN.plan.pp):
         rank_comms = run.comms[run.comms["rank"] == rank]
         assert len(rank_comms) == 2 * 2 * len(list(RUN.transfers(rank)))
-        assert cells(run, rank, 1) == [str(action) for action in RUN.plan.compute_actions(rank)]
+        assert cells(run, rank, 1) == planned(RUN.plan, rank)
     assert (run.comms["match"] >= 0).all()
     assert (run.comms["clock"] == "device").all()
 
@@ -63,9 +58,9 @@ class Evaluated(TorchBatched):
 
 
 def test_forwards_of_an_evaluation_between_steps_are_not_counted() -> None:
-    run = recognise_run(Evaluated())
+    run = recognise_run(Evaluated(), RUN, 2)
     assert run.schedule.name == "1f1b"
     assert run.schedule.mismatches == ()
     for rank in range(RUN.plan.pp):
         for step in (4, 5):
-            assert cells(run, rank, step) == [str(action) for action in RUN.plan.compute_actions(rank)]
+            assert cells(run, rank, step) == planned(RUN.plan, rank)

@@ -133,24 +133,13 @@ def test_work_launched_in_ranges_is_that_of_each_range(
     launch, length = np.array(launches, dtype=np.int64).reshape(-1, 2).T
     is_communication = np.array(which[:count], dtype=np.bool_)
     start = launch + length
-    work = DeviceWork(
-        start,
-        start + length[::-1],
-        np.arange(count),
-        launch - (launch % 7 == 0) * 99,
-        ~is_communication,
-        is_communication,
-    )
+    end, launch_ns = start + length[::-1], launch - (launch % 7 == 0) * 99
+    work = DeviceWork(start, end, np.arange(count), launch_ns, ~is_communication, is_communication)
     begin, extent = np.array(asked, dtype=np.int64).reshape(-1, 2).T
     result = LaunchIndex(work).spans(begin, begin + extent, communication)
     for at, (first, last) in enumerate(zip(begin.tolist(), (begin + extent).tolist(), strict=True)):
-        chosen = [
-            row
-            for row in range(count)
-            if first <= work.launch_ns[row] < last
-            and work.launch_ns[row] >= 0
-            and is_communication[row] == communication
-        ]
+        launched = np.flatnonzero((work.launch_ns >= max(first, 0)) & (work.launch_ns < last)).tolist()
+        chosen = [row for row in launched if is_communication[row] == communication]
         assert bool(result.launched[at]) == bool(chosen)
         if chosen:
             of_first = min(chosen, key=lambda row: (work.launch_ns[row], row))
@@ -173,7 +162,6 @@ def test_operators_in_ranges_are_those_of_each_range(
         low, high = int(begin[at]), int(begin[at] + extent[at])
         inside = [(start, start + length) for start, length, own in operators if own == thread and low <= start < high]
         assert bool(ran[at]) == bool(inside)
-        expected = (
-            (min(start for start, _ in inside), min(max(end for _, end in inside), high)) if inside else (low, high)
-        )
+        starts, ends = zip(*inside, strict=True) if inside else ([low], [high])
+        expected = (min(starts), min(max(ends), high))
         assert (first[at] - START, last[at] - START) == expected

@@ -23,13 +23,7 @@ from pptrace.marks import (
 )
 from pptrace.model.traces import Category
 from pptrace.recognise.ops.mark_names import NameLines, read_marks, shapes_of
-from pptrace.recognise.ops.mark_ranges import (
-    AXES,
-    KINDS_OF_COLLECTIVES,
-    KINDS_OF_SPANS,
-    MarkedRanges,
-    split_marks,
-)
+from pptrace.recognise.ops.mark_ranges import AXES, KINDS_OF_COLLECTIVES, KINDS_OF_SPANS, MarkedRanges, split_marks
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.slices import Slice
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pptrace.model.tables import OPS, make_table
+from pptrace.model.tables import OPS
 from pptrace.model.traces import Category
 from pptrace.recognise.device.work import device_work
 from pptrace.recognise.ops.named_ranges import ranges_around, with_named_ranges
 from tests.support.synthetic import Event, make_trace
+from tests.support.tables import named, table_of
 
 NAMES = {
     "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": "DATA",
@@ -36,10 +37,7 @@ def test_a_name_says_what_its_range_is(name: str, begin: int, kind_of_ops: str) 
     """Data is that of the step whose first op comes next; of steps without ops, of the one that it is in, else the next."""
     steps = [("STEP", step, 100 * step, 100 * step + 80) for step in range(3)]
     steps += [(kind_of_ops, step, 100 * step + 30, 100 * step + 60) for step in range(3)]
-    kinds, numbers, starts, ends = zip(*steps, strict=True)
-    unknown = {column: [-1] * 6 for column in ("rank", "stage", "chunk", "microbatch")}
-    texts = {"phase": [""] * 6, "clock": ["host"] * 6, "source": ["label"] * 6, "pair": [""] * 6}
-    ops = make_table(OPS, {**unknown, **texts, "kind": kinds, "step": numbers, "start_ns": starts, "end_ns": ends})
+    ops = table_of(OPS, named("kind step start_ns end_ns", steps), -1).assign(clock="host", source="label")
     events = make_trace([Event(Category.ANNOTATION, name, begin, begin + 10, thread=1)]).events
     found = with_named_ranges(ops, events, device_work(events)).iloc[6:]
     is_of_next = begin >= (180 if kind_of_ops == "OPTIMIZER" else 130) and NAMES[name] == "DATA"

@@ -10,6 +10,7 @@ from pptrace.model.traces import Category, Events
 from pptrace.recognise.recording.boundaries import Boundaries
 from pptrace.recognise.recording.rank import cost_from_trace
 from tests.support.recorded_program import Launch, Op, Python, run_programs
+from tests.support.synthetic import Event, make_trace
 
 
 def nested(num: int, cost: int, dispatch: int = 300) -> Events:
@@ -73,26 +74,8 @@ def test_a_slow_host_is_not_taken_for_a_costly_recorder() -> None:
 
 
 def test_overhead_of_the_profiler_lies_in_the_gap_in_which_it_happened() -> None:
-    events = nested(2, 0)
-    first = int(events.end_ns[events.category == Category.CPU_OP][0])
-    order = np.argsort(np.append(events.start_ns, first + 500), kind="stable")
-
-    def with_one(values: np.ndarray, value: int) -> np.ndarray:
-        return np.append(values, value)[order].astype(values.dtype)
-
-    overhead = Events(
-        with_one(events.category, Category.OVERHEAD),
-        with_one(events.name_id, 0),
-        with_one(events.start_ns, first + 500),
-        with_one(events.dur_ns, 1_500),
-        with_one(events.device, -1),
-        with_one(events.stream, -1),
-        with_one(events.thread, 100),
-        with_one(events.correlation, -1),
-        events.names,
-        events.comm_args,
-    )
-    boundaries = Boundaries.of(overhead)
+    operators = [Event(Category.CPU_OP, "aten::mm", at, at + 1_000, thread=100) for at in (0, 4_000)]
+    overhead = Event(Category.OVERHEAD, "Activity Buffer Request", 1_500, 3_000, thread=100)
+    boundaries = Boundaries.of(make_trace([*operators, overhead]).events)
     (index,) = np.flatnonzero(boundaries.overhead_ns)
-    assert boundaries.overhead_ns[index] == 1_500
-    assert boundaries.time_ns[index - 1] == first
+    assert (boundaries.overhead_ns[index], boundaries.time_ns[index - 1]) == (1_500, 1_000)

@@ -161,11 +161,7 @@ def test_streams_that_wait_for_each_other_still_do() -> None:
 
 def test_ranks_wait_for_the_last_one_of_a_collective_as_they_would_without_recorder() -> None:
     def of_rank(rank: int, make: object) -> list[object]:
-        return [
-            part
-            for group in range(6)
-            for part in (*layers(10 + 15 * ((rank + group) % 3), 3_000), make(group))  # type: ignore[operator]
-        ]
+        return [part for group in range(6) for part in (*layers(10 + 15 * ((rank + group) % 3), 3_000), make(group))]
 
     assert_as_without_recorder([of_rank(rank, lambda group: Meet(group, 50_000)) for rank in range(3)], within_ns=4_000)
     on_device = [

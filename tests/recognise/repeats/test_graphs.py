@@ -21,7 +21,6 @@ def graphs() -> Path:
 def test_a_replayed_step_is_as_long_as_its_device_takes(name: str, graphs: Path) -> None:
     report = load([graphs / name], cache=False).report
     step = report.typical_step
-    assert step is not None
     assert (step.length_ns or 0) / 1e6 == pytest.approx(13.2, rel=0.05)
     assert (step.ranks[0].compute_ns or 0) / 1e6 == pytest.approx(12.8, rel=0.05)
     assert "100% devices waiting for launches" not in report.verdict

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from pptrace.analysis.report import Report
-from pptrace.model.tables import CALLS, make_table
+from pptrace.model.tables import CALLS
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.device.work import device_work
 from pptrace.recognise.rank import recognise_rank
@@ -16,6 +16,7 @@ from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
 from pptrace.recognise.run import recognise_ranks
 from pptrace.workflow.analyse import analyse
 from tests.support.synthetic import START, Event, make_trace
+from tests.support.tables import table_of
 
 _LETTERS = {
     "D": (Category.ANNOTATION, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 30),
@@ -70,10 +71,8 @@ def test_zero_grad_belongs_to_the_step_that_it_follows_at_once() -> None:
     before_forward = steps_of("_Z_FFLBBO" * 3)
     assert before_forward.start_ns[0] == START + LENGTH + 100  # the end of Optimizer.step
     assert "each from" not in steps.what
-    assert (steps.what, steps.boundary) == (
-        "1 call of Optimizer.step",
-        "the end of one Optimizer.step to the end of the next",
-    )
+    assert steps.what == "1 call of Optimizer.step"
+    assert steps.boundary == "the end of one Optimizer.step to the end of the next"
 
 
 def test_several_backwards_before_an_update_are_one_step() -> None:
@@ -130,11 +129,11 @@ def test_on_a_device_a_step_lasts_from_its_first_work_to_that_of_the_next() -> N
     ]
     for step in range(6):
         launched = START + 360 * step + 10
-        events.append(
-            Event(Category.RUNTIME, "cudaLaunchKernel", launched, launched + 5, thread=1, correlation=step + 1)
-        )
         begins = START + 900 * step + 20
-        events.append(Event(Category.KERNEL, "gemm", begins, begins + 900, 0, 7, correlation=step + 1))
+        events += [
+            Event(Category.RUNTIME, "cudaLaunchKernel", launched, launched + 5, thread=1, correlation=step + 1),
+            Event(Category.KERNEL, "gemm", begins, begins + 900, 0, 7, correlation=step + 1),
+        ]
     columns = make_trace(events).events
     steps = steps_of_loop(columns, capture_times(columns), device_work(columns), has_captured=False)
     assert steps.on_device
@@ -169,35 +168,22 @@ def test_without_steps_the_report_is_of_the_whole_trace() -> None:
     assert not report.steps
     assert not any("nothing marks the steps" in line for line in report.warnings)
     first, second = (entry.on_host for entry in report.device)
-    assert first is not None
-    assert second is not None
-    assert (first.last_ns - first.first_ns, first.compute_ns, first.communication_ns, first.rest_ns) == (
-        1200,
-        1000,
-        0,
-        200,
-    )
+    assert first.last_ns - first.first_ns == 1200
+    assert (first.compute_ns, first.communication_ns, first.rest_ns) == (1000, 0, 200)
     assert (second.compute_ns, second.rest_ns) == (400, 150)
-    assert report.verdict.endswith(
-        " The 2 traces last, at the mean, 0.001 ms: 80% compute, 20% between operators (Python, input)."
-    )
+    shares = " The 2 traces last, at the mean, 0.001 ms: 80% compute, 20% between operators (Python, input)."
+    assert report.verdict.endswith(shares)
 
 
 def test_updates_that_differ_say_why_there_are_no_steps() -> None:
     report = report_of("FBOFBOFBOFBOFBOFCCCCCO")
-    assert (
-        "nothing marks the steps, and the backwards between optimizer steps differ: the report is of the whole trace"
-        in report.warnings
-    )
+    why = "nothing marks the steps, and the backwards between optimizer steps differ: the report is of the whole trace"
+    assert why in report.warnings
 
 
 def test_ranks_that_exchange_messages_have_no_steps_of_a_plain_loop() -> None:
     """They may be a pipeline that was not recognised."""
     sender, receiver = (recognise_rank(trace_of(STEP * 6, rank)) for rank in range(2))
     assert len(recognise_ranks([sender, receiver]).ops) > 0
-    sent = make_table(CALLS, {name: [_unknown(dtype)] for name, dtype in CALLS.items()} | {"kind": ["send"]})
+    sent = table_of(CALLS, [{"kind": "send"}], -1)
     assert not len(recognise_ranks([replace(sender, calls=sent), receiver]).ops)
-
-
-def _unknown(dtype: str) -> object:
-    return "" if dtype == "str" else False if dtype == "bool" else -1

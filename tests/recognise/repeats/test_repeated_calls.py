@@ -141,7 +141,6 @@ def test_a_repeated_sequence_of_different_tokens_has_its_own_length(
 ) -> None:
     tokens = np.array(piece * repeats + piece[: data.draw(st.integers(0, len(piece) - 1))], dtype=np.int64)
     period = find_period(tokens)
-    assert period is not None
     assert (period.length, period.start, period.stop) == (len(piece), 0, len(tokens))
 
 

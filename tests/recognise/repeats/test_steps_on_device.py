@@ -17,6 +17,16 @@ HOST, KERNEL, COPY = 100_000, 25_000, 40_000
 """Times in ns: the range of a step, one of its kernels, the copy of the next step's data."""
 
 
+def launched(made: Rank, begin: int, free: int, kernel: int = KERNEL, host: int = HOST) -> int:
+    """Launch a step's kernels, evenly over ``host``, on a device that is ``free`` from then on; return when it is done."""
+    for number in range(KERNELS):
+        launch = begin + 10 + number * host // KERNELS
+        free = max(free, launch + 5)
+        made.kernel("gemm", launch, free, free + kernel, thread=1, stream=7)
+        free += kernel
+    return free
+
+
 def report_of(kernel: int, pause: int = 0, with_copies: bool = False, lag: int = 0) -> Report:
     """Steps in which a host launches kernels, one every 10 µs, and waits for ``pause`` at the end of each; the device begins
     ``lag`` later.
@@ -27,11 +37,7 @@ def report_of(kernel: int, pause: int = 0, with_copies: bool = False, lag: int =
         made.add(Category.ANNOTATION, f"ProfilerStep#{step + 3}", begin, begin + HOST + pause, thread=1)
         if with_copies:
             made.kernel("copy_of_next_batch", begin + 1, begin + 5, begin + 5 + COPY, thread=1, stream=9)
-        for number in range(KERNELS):
-            launch = begin + 10 + number * HOST // KERNELS
-            free = max(free, launch + 5)
-            made.kernel("gemm", launch, free, free + kernel, thread=1, stream=7)
-            free += kernel
+        free = launched(made, begin, free, kernel)
     return analyse([made.trace()]).report
 
 
@@ -64,11 +70,7 @@ def test_steps_of_a_host_that_is_ahead_now_more_now_less_are_those_of_the_device
     begins = [0, 77_000, 159_000, 232_000, 290_000, 360_000, 450_000, 535_000, 622_000]
     for step, (begin, end) in enumerate(pairwise(begins)):
         made.add(Category.ANNOTATION, f"ProfilerStep#{step}", begin, end, thread=1)
-        for number in range(KERNELS):
-            launch = begin + 10 + number * 50_000 // KERNELS
-            free = max(free, launch + 5)
-            made.kernel("gemm", launch, free, free + length, thread=1, stream=7)
-            free += length
+        free = launched(made, begin, free, length, 50_000)
     steps = analyse([made.trace()]).report.steps
     assert len(steps) == len(begins) - 1
     assert {step.ranks[0].compute_ns for step in steps} == {KERNELS * length}
@@ -97,11 +99,7 @@ def test_steps_of_a_host_ahead_begin_with_their_compute_where_a_stream_of_commun
     for step in range(STEPS):
         begin = step * HOST
         made.add(Category.ANNOTATION, f"ProfilerStep#{step}", begin, begin + HOST, thread=1)
-        for number in range(KERNELS):
-            launch = begin + 10 + number * HOST // KERNELS
-            free = max(free, launch + 5)
-            made.kernel("gemm", launch, free, free + KERNEL, thread=1, stream=7)
-            free += KERNEL
+        free = launched(made, begin, free)
         reduced = max(reduced, free)
         reduced_until = reduced + KERNELS * KERNEL + 1_000
         launch = begin + HOST - 10
@@ -127,11 +125,7 @@ def test_collectives_of_a_host_ahead_are_of_the_steps_in_which_the_device_runs_t
     for step in range(STEPS):
         begin = step * HOST
         made.add(Category.ANNOTATION, f"ProfilerStep#{step}", begin, begin + HOST, thread=1)
-        for number in range(KERNELS):
-            launch = begin + 10 + number * HOST // KERNELS
-            free = max(free, launch + 5)
-            made.kernel("gemm", launch, free, free + KERNEL, thread=1, stream=7)
-            free += KERNEL
+        free = launched(made, begin, free)
         until = free + 5_000
         made.call(ALL_REDUCE, begin + HOST - 20, (free, until), thread=1, ranks=[0, 1])
         made.kernel("adam", begin + HOST - 5, until, until + KERNEL, thread=1, stream=7)
@@ -194,9 +188,6 @@ def test_a_step_alone_keeps_what_its_host_does_before_it_launches() -> None:
 def test_a_step_alone_lasts_until_its_device_is_done() -> None:
     made = Rank(0)
     made.add(Category.ANNOTATION, "ProfilerStep#6", 0, HOST, thread=1)
-    free = 15
-    for number in range(KERNELS):
-        made.kernel("gemm", 10 + number * 100, free, free + KERNEL, thread=1, stream=7)
-        free += KERNEL
+    launched(made, 0, 0, host=1_000)
     (step,) = analyse([made.trace()]).report.steps
     assert step.span_ns == step.length_ns == step.ranks[0].compute_ns == KERNELS * KERNEL

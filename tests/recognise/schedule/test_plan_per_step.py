@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
 
-from pptrace.analysis.result import StepReport
+from pptrace.analysis.result import RankStep, StepReport
 from pptrace.model.traces import Trace
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
@@ -15,6 +15,8 @@ from pptrace.workflow.analyse import analyse
 from tests.roundtrip.files import step_begins
 from tests.roundtrip.styles import Host, Style, TorchBatched, TorchLabels
 from tests.support.synthetic import Event, PaperRun, make_trace, run_on_paper
+
+Op = tuple[int | None, str, int | None]
 
 
 class WithStepRanges(TorchBatched):
@@ -40,8 +42,11 @@ def events_of(style: Style, runs: Sequence[PaperRun], rank: int) -> list[Event]:
     return events
 
 
-def traces_of(style: Style, runs: Sequence[PaperRun]) -> list[Trace]:
-    return [make_trace(events_of(style, runs, rank), rank) for rank in range(runs[0].plan.pp)]
+def traces_of(
+    style: Style, runs: Sequence[PaperRun], is_recorded: Callable[[Event], bool] = lambda event: True
+) -> list[Trace]:
+    ranks = range(runs[0].plan.pp)
+    return [make_trace(list(filter(is_recorded, events_of(style, runs, rank))), rank) for rank in ranks]
 
 
 @cache
@@ -79,15 +84,19 @@ def test_each_step_follows_the_schedule_with_its_own_number_of_microbatches(
     assert any("has another number of microbatches: compared with" in line for line in report.warnings)
 
 
+def ops_and_plan(rank: RankStep, run: PaperRun) -> tuple[list[Op], list[Op]]:
+    """The ops of a rank, which are a part of the plan's, and those."""
+    ops = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
+    planned = [(a.stage, str(a.kind), a.microbatch) for a in run.plan.compute_actions(rank.rank)]
+    assert 0 < len(ops) < len(planned)
+    return ops, planned
+
+
 def test_a_step_that_has_part_of_its_ops_is_of_the_longer_plan() -> None:
     """Cut off at another op on each rank, it has no number of microbatches of its own."""
     whole = run_on_paper(build("1f1b", 3, 6), lambda _: 500, latency=130)
-    traces = []
-    for rank in range(3):
-        events = events_of(TorchLabels(), [whole, whole], rank)
-        end = step_begins(whole, 1) + whole.end // 2
-        traces.append(make_trace([event for event in events if event.end <= end], rank))
-    run = recognise(traces)
+    end = step_begins(whole, 1) + whole.end // 2
+    run = recognise(traces_of(TorchLabels(), [whole, whole], lambda event: event.end <= end))
     assert (run.schedule.name, run.schedule.mismatches, run.schedule.plan_by_step) == ("1f1b", (), {})
 
 
@@ -96,17 +105,16 @@ def test_a_step_cut_off_at_its_end_keeps_its_stages_and_hides_nothing_of_the_oth
     runs = runs_of("interleaved-1f1b", [9, 9], 2)
     whole = analyse(traces_of(WithStepRanges(), runs[:1])).report.steps[0]
     end = step_begins(runs[0], 1) + int(share * runs[1].end)
-    traces = []
-    for rank in range(3):
-        events = [event for event in events_of(WithStepRanges(), runs, rank) if event.start < end]
-        kept = [event for event in events if event.end <= end or event.name.startswith("Profiler")]
-        traces.append(make_trace(kept, rank))
-    report = analyse(traces).report
+    report = analyse(
+        traces_of(
+            WithStepRanges(),
+            runs,
+            lambda event: event.end <= end or (event.start < end and event.name.startswith("Profiler")),
+        )
+    ).report
     assert report.steps[0].bubble == whole.bubble
     for rank in report.steps[1].ranks:
-        planned = [(a.stage, str(a.kind), a.microbatch) for a in runs[0].plan.compute_actions(rank.rank)]
-        ops = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
-        assert 0 < len(ops) < len(planned)
+        ops, planned = ops_and_plan(rank, runs[0])
         assert ops == planned[: len(ops)]
 
 
@@ -114,17 +122,12 @@ def test_a_step_cut_off_at_its_beginning_is_the_end_of_its_plan() -> None:
     """A range of the step may be there nevertheless, as marked by a profiler that began within it."""
     runs = runs_of("interleaved-1f1b", [9, 9], 2)
     begin = step_begins(runs[0], 0) + int(0.4 * runs[0].end)
-    traces = []
-    for rank in range(3):
-        events = events_of(WithStepRanges(), runs, rank)
-        kept = [event for event in events if event.start >= begin or event.name.startswith("Profiler")]
-        traces.append(make_trace(kept, rank))
-    report = analyse(traces).report
+    report = analyse(
+        traces_of(WithStepRanges(), runs, lambda event: event.start >= begin or event.name.startswith("Profiler"))
+    ).report
     assert report.schedule.name == "interleaved-1f1b"
     for rank in report.steps[0].ranks:
-        planned = [(a.stage, str(a.kind), a.microbatch) for a in runs[0].plan.compute_actions(rank.rank)]
-        ops = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
-        assert 0 < len(ops) < len(planned)
+        ops, planned = ops_and_plan(rank, runs[0])
         assert ops in (planned[-len(ops) :], [(None, kind, None) for _, kind, _ in ops])
     assert any(rank.ops[0].stage is not None for rank in report.steps[0].ranks)
 
@@ -134,11 +137,7 @@ def test_messages_whose_kernels_were_cut_off_say_nothing_of_the_clocks() -> None
     runs = runs_of("1f1b", [6, 6])
     whole = analyse(traces_of(WithStepRanges(), runs)).report
     end = step_begins(runs[0], 1) + 3 * runs[1].end // 4
-    traces = []
-    for rank in range(3):
-        kept = [event for event in events_of(WithStepRanges(), runs, rank) if event.end <= end]
-        traces.append(make_trace(kept, rank))
-    report = analyse(traces).report
+    report = analyse(traces_of(WithStepRanges(), runs, lambda event: event.end <= end)).report
     assert [step.step for step in report.steps] == [4]
     assert report.steps[0].bubble == whole.steps[0].bubble
     assert not any("contradict" in line or "no matching" in line for line in report.warnings)

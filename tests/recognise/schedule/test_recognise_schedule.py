@@ -9,12 +9,13 @@ import pytest
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
-from pptrace.model.tables import COMPUTE_KINDS, OPS, make_table
+from pptrace.model.tables import COMPUTE_KINDS, OPS
 from pptrace.recognise.groups.mesh import mesh_from_stages
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import to_rows
+from tests.support.tables import named, table_of
 
 Rows = list[list[str]]
 
@@ -26,13 +27,9 @@ def ops_of(steps: Sequence[Rows], ranks: Sequence[int] | None = None) -> pd.Data
         for position, row in enumerate(cells):
             for index, cell in enumerate(row):
                 action, at = parse_action(cell), 1000 * step + index
-                columns = {"rank": position if ranks is None else ranks[position], "step": step, "stage": action.stage}
-                rows.append(
-                    columns
-                    | {"kind": action.kind.value, "microbatch": action.microbatch, "start_ns": at, "end_ns": at + 1}
-                )
-    empty = {name: "" if dtype == "str" else -1 for name, dtype in OPS.items()}
-    return make_table(OPS, {name: [(empty | row)[name] for row in rows] for name in OPS})
+                rank = position if ranks is None else ranks[position]
+                rows.append((rank, step, action.stage, action.kind.value, action.microbatch, at, at + 1))
+    return table_of(OPS, named("rank step stage kind microbatch start_ns end_ns", rows), -1)
 
 
 def mesh_of(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
@@ -64,7 +61,6 @@ def test_backwards_from_the_last_microbatch_to_the_first_are_no_other_schedule(n
     rows = [[f"{stage}F{mb}" for mb in order] + [f"{stage}B{mb}" for mb in reversed(order)] for stage in range(4)]
     run = recognised([rows, rows])
     assert (run.name, run.mismatches) == ("gpipe", ())
-    assert run.plan is not None
     assert to_rows(run.plan) == rows
     assert run.warnings == ("the run follows gpipe, but its backwards run the microbatches in the opposite order",)
     usual = {action.key: action.phase for row in build("gpipe", 4, num_microbatches).ranks for action in row}
@@ -81,7 +77,6 @@ def test_a_rank_without_a_trace_does_not_hide_the_schedule(name: str, chunks: in
     present = [rank for rank in range(4) if rank != absent]
     run = recognised([[rows[rank] for rank in present]], present)
     assert (run.name, run.mismatches) == (name, ())
-    assert run.plan is not None
     assert (run.plan.pp, run.plan.num_microbatches, run.plan.num_chunks) == (4, 8, chunks)
 
 

@@ -48,19 +48,10 @@ def steps(run: RecognisedRun, rank: int = 0) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "iteration_{}",
-        "iteration {}",
-        "iter_{}",
-        "train_step_{}",
-        "step#{}",
-        "Step {}",
-        "Iteration: {}",
-        "training-iter{}",
-    ],
-)
+FORMS = ["iteration_{}", "iteration {}", "iter_{}", "train_step_{}", "step#{}", "Step {}", "Iteration: {}"]
+
+
+@pytest.mark.parametrize("form", [*FORMS, "training-iter{}"])
 def test_a_numbered_sequence_is_that_of_the_steps(form: str) -> None:
     run, reference = recognised(loop(numbered(form))), recognised(loop(numbered("ProfilerStep#{}")))
     assert steps(run) == [3, 4, 5, 6]
