@@ -35,9 +35,9 @@ def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return made
 
 
-torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
-torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
+torch.cuda.current_device = lambda: torch.device("cpu")
+torch.cuda.synchronize = lambda *_: None
+torch.Tensor.cuda = lambda self, *_, **__: self
 torch.zeros, torch.empty, torch.tensor = on_cpu(torch.zeros), on_cpu(torch.empty), on_cpu(torch.tensor)
 
 from megatron.core import parallel_state  # noqa: E402

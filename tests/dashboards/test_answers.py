@@ -119,7 +119,6 @@ def test_a_run_whose_ops_were_let_go_is_not_predicted(small: Path) -> None:
             return light
 
     loaded = Store([small]).get()
-    assert loaded.analysis is not None
     data = structs.replace(loaded.analysis.data, ops=loaded.analysis.data.ops.iloc[:0])
     light = replace(loaded, analysis=replace(loaded.analysis, data=data, costs=()))
     answers = Answers(Light([small]))

@@ -173,7 +173,6 @@ def tab_to(page: Any, wanted: str) -> None:
 def test_the_keyboard_alone_goes_everywhere(run_p4: Path, serve: Serve, visit: Visiting) -> None:
     """From the link over the header to the page, from page to page, to another step, and to the journey of a microbatch."""
     step = load([run_p4]).report.typical_step
-    assert step is not None
     page = settle(visit(serve([run_p4])).page)
     tab_to(page, "Skip to the page")
     page.keyboard.press("Enter")

@@ -24,7 +24,6 @@ def test_the_window_has_the_last_steps_and_ends_with_the_run(tmp_path: Path) -> 
     run, live = LiveFolder(tmp_path), LiveSteps([tmp_path])
     run.write_steps(5)
     first = live.get()
-    assert first is not None
     assert [step.step for step in first.steps] == list(range(5))
     assert not first.is_over
     assert live.get().state == first.state, "nothing has changed"

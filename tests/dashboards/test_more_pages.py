@@ -422,7 +422,6 @@ def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
 def test_where_no_rank_sends_rows_to_another_the_page_says_so() -> None:
     """One rank has all experts: nothing is unknown of calls that there are not."""
     report = analyse(Experts(rows=((90, 80), (60, 60))).traces()).report
-    assert report.experts is not None
     alone = structs.replace(report.experts, calls=(), ranks=(), steps=(), traffic=None, routing=None)
     analysis = replace(
         analyse(Experts(rows=((90, 80), (60, 60))).traces()), report=structs.replace(report, experts=alone)
@@ -434,7 +433,6 @@ def test_where_no_rank_sends_rows_to_another_the_page_says_so() -> None:
 
 
 def _without_counts(report: Report) -> Report:
-    assert report.experts is not None
     layers = tuple(structs.replace(layer, routes=None) for layer in report.experts.layers)
     return structs.replace(report, experts=structs.replace(report.experts, layers=layers))
 

@@ -87,12 +87,10 @@ def analyses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def shown(store: Store) -> Iterator[Any]:
     """All that pages show without tables: the report with its ops, and tiles of the timeline at two zooms."""
     loaded = store.get()
-    assert loaded.analysis is not None
     yield dump(report_in_parts(loaded.analysis.report, with_ops=True))
     for page in (overview, steps):
         yield json.dumps(page.body(loaded, loaded.steps[0].step), cls=PlotlyJSONEncoder)
     timeline = store.timeline(loaded.token)
-    assert timeline is not None
     yield (timeline.bars.span_ns, timeline.layout, timeline.windows)
     for shift in (8, 22):
         for order in ("stage", "pipeline"):
@@ -132,8 +130,6 @@ def test_rows_between_ranks_with_experts_are_kept(
     first, again = (reopen([folder]).analysis for _ in range(2))
     assert isinstance(again, ReopenedAnalysis)
     for analysis in (again, again.with_report(first.report), without_tables(again, again.report)):
-        assert analysis.expert_traffic is not None
-        assert first.expert_traffic is not None
         pd.testing.assert_frame_equal(analysis.expert_traffic.table(), first.expert_traffic.table())
         assert analysis.expert_traffic.groups == ((0, 1), (2, 3))
     assert len(analyses) == 1
@@ -148,7 +144,6 @@ def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_seco
     for module in (dashboards.store, pptrace.report.tiles.timeline):
         monkeypatch.setattr(module, "MOST_KEPT_OPS", 10)
     run = pptrace.workflow.reopen.run_store([folder])
-    assert run is not None
 
     def shown_again(num_analyses: int) -> None:
         store = Store([folder])
@@ -157,7 +152,6 @@ def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_seco
         assert seen == with_tables
         assert len(analyses) == num_analyses
         analysis = store.get().analysis
-        assert analysis is not None
         assert analysis.data.ops.empty
 
     shown_again(1)

@@ -19,7 +19,6 @@ from pptrace.api.simulate import simulate
 from pptrace.report.html import report_page, simulation_page, timeline_page
 from pptrace.report.tiles.inline import inline_run, inline_simulation
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 COMPLETE = "() => [...document.querySelectorAll('.timeline')].every((root) => root.dataset.complete === 'true')"
@@ -177,9 +176,9 @@ def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
     (tmp_path / "long").mkdir()
     run = synthetic.write_run(tmp_path / "long", "1f1b", pp=4, num_microbatches=400, num_steps=5)
     analysis = load([run])
-    whole = not_none(inline_run(analysis))
+    whole = inline_run(analysis)
     room = len(whole.data) // 2
-    timeline = not_none(inline_run(analysis, most=room))
+    timeline = inline_run(analysis, most=room)
     assert len(timeline.data) < len(whole.data)
     assert whole.lacks == ""
     assert re.fullmatch(
@@ -313,7 +312,7 @@ def test_memory_under_the_pointer_is_that_of_its_moment_at_every_zoom(
     held = np.random.default_rng(2).integers(1, 900, num_events) * 1_000_000
     columns = {"rank": 0, "t_ns": origin + times, "allocated_bytes": held, "reserved_bytes": held}
     run = replace(analysis, data=structs.replace(analysis.data, memory=pd.DataFrame(columns)))
-    with shown(browser, tmp_path / "page.html", timeline_page("memory", not_none(inline_run(run)))) as page:
+    with shown(browser, tmp_path / "page.html", timeline_page("memory", inline_run(run))) as page:
         for index in (10, num_events // 3, num_events // 2):
             middle = int(times[index] + times[index + 1]) // 2
             page.evaluate(
@@ -326,7 +325,7 @@ def test_memory_under_the_pointer_is_that_of_its_moment_at_every_zoom(
             page.wait_for_selector(f".timeline-tip:visible:has-text('allocated{held[index] // 1_000_000} MB')")
             assert page.inner_text(".timeline-status") == ""
 
-    without_room = not_none(inline_run(run, most=0))
+    without_room = inline_run(run, most=0)
     with shown(browser, tmp_path / "small.html", timeline_page("memory", without_room)) as page:
         page.evaluate("() => document.querySelector('.timeline').timeline.zoom(0.01)")
         page.wait_for_function(DRAWN)

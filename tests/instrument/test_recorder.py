@@ -58,7 +58,6 @@ def test_routes_can_be_counted_while_nothing_records() -> None:
         assert recorder.counts_routes
         recorder.expert_counts.add(1, 0, chosen, chosen, 4, (0, [2, 1, 1, 0]))
     facts = counts.facts()
-    assert facts is not None
     assert facts["forwards"] == [[1, 0, [2, 1, 1, 0]]]
     assert recorder.expert_counts.facts() == before
     assert not recorder.counts_routes
@@ -69,7 +68,6 @@ def test_routes_that_are_counted_by_themselves_are_in_a_trace_that_is_recorded_m
     with recorder.counting_routes():
         recorder.expert_counts.add(1, 0, chosen, chosen, 4, (0, [2, 1, 1, 0]))
     facts = recorder.expert_counts.facts()
-    assert facts is not None
     assert (facts["top_k"], facts["forwards"]) == (2, [[1, 0, [2, 1, 1, 0]]])
 
 

@@ -35,7 +35,7 @@ def facts(**changes: object) -> GptFacts:
         optimizer_sync="synchronous",
         steps=10,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
 def step_of(facts: GptFacts, mesh: MeshShape, schedule: str = "1f1b", microbatches: int = 4) -> list[Volume]:

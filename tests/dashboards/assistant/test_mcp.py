@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import sys
@@ -193,7 +192,6 @@ def test_without_the_sdk_the_command_is_one_clear_line(monkeypatch: pytest.Monke
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("pptrace: pptrace mcp needs the Model Context Protocol's SDK")
     assert "pip install 'pptrace[mcp]'" in ended.err
-    assert importlib.util.find_spec("dashboards.assistant.tools") is not None
 
 
 def test_a_path_where_nothing_is_ends_the_command(tmp_path: Path) -> None:

@@ -105,7 +105,6 @@ def test_events_are_moved_like_the_ops_whose_recording_was_taken_out() -> None:
     analysis = load([SAMPLES / "1f1b_p4"])
     assert analysis.corrections is not None
     events = events_of_rank(analysis, 2)
-    assert events is not None
     ops = analysis.data.rows.of_rank(2).ops
     marked = [name for name, text in enumerate(events.names) if ":2F0 " in text or ":2B0 " in text]
     starts = np.sort(events.start_ns[np.isin(events.name_id, marked)])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.intervals import intersect
 from pptrace.model.mesh import MeshInfo
 from pptrace.report.tiles.bubbles import STATES
@@ -68,7 +67,6 @@ def test_a_tile_says_of_each_bar_what_the_table_has(timeline: Timeline, run_p4: 
 def test_the_plan_in_time_is_the_closed_form(timeline: Timeline) -> None:
     """Means over stages of which one is 1.3 times as slow; 1F1B takes (m + p − 1)(f + b)."""
     picture = timeline.picture(PLANNED, 2)
-    assert picture is not None
     tracks = picture["ops"].tracks
     forward, backward = round(4_000_000 * (1 + 0.3 / 4)), round(8_000_000 * (1 + 0.3 / 4))
     expected = simulate(build("1f1b", 4, 8), uniform(forward, backward))
@@ -80,7 +78,6 @@ def test_the_plan_in_time_is_the_closed_form(timeline: Timeline) -> None:
 
 def test_the_simulated_step_has_each_stages_cost_and_messages(timeline: Timeline) -> None:
     picture = timeline.picture(SIMULATED, 3)
-    assert picture is not None
     tracks = picture["ops"].tracks
     of_rank = np.repeat(tracks.rank, np.diff(tracks.ptr))
     assert set(tracks.length[of_rank == 1].tolist()) == {round(4e6 * 1.2 * 1.3), round(8e6 * 1.2 * 1.3)}
@@ -189,7 +186,6 @@ def test_an_op_of_a_device_says_how_long_it_did_not_compute_in_it_and_why() -> N
         busy = intersect(compute, np.array([[begin, end]]))
         assert sum(gaps.values()) == pytest.approx((end - begin - int(np.diff(busy).sum())) / 1e6, abs=0.031)
         ops = own.work_of_op(0, int(tracks.start[row]), int(tracks.start[row] + tracks.length[row]))
-        assert ops is not None
         assert sum(part.ns for part in ops.classes) == ops.compute_ns == int(np.diff(busy).sum())
         assert texts[f"in it, {ops.classes[0].name}"].endswith("FLOP/s")
     assert starved > 0
@@ -210,7 +206,6 @@ def test_the_details_of_a_bar_are_texts(timeline: Timeline) -> None:
 
 def test_an_op_says_for_how_much_of_the_bubble_it_is_blamed(timeline: Timeline) -> None:
     step = next(step for step in timeline.report.steps if step.step == 2)
-    assert step.blame is not None
     expected = {}
     for op in step.blame.ops:
         title = f"{'Forward' if op.kind == 'F' else 'Backward'} of microbatch {op.microbatch}"
@@ -234,7 +229,6 @@ def test_a_report_keeps_ops_that_overlap_as_they_are(
     assert timeline.measured["ops"].tracks.depths[0] == 2
     assert timeline.report == analysis.report
     rows = timeline.report.steps[0].ranks[0].ops
-    assert isinstance(rows, OpRows)
     assert rows.rows["stage"].dtype == np.int8
 
 
@@ -249,7 +243,6 @@ def test_a_large_run_keeps_its_tracks_and_report_alone(run_p4: Path, monkeypatch
     columns = timeline.measured["ops"].tracks.columns
     for rank in timeline.report.steps[1].ranks:
         rows = rank.ops
-        assert isinstance(rows, OpRows)
         assert np.shares_memory(rows.rows["microbatch"], columns["microbatch"]), "nothing is kept twice"
     assert (len(light.data.ops), len(light.data.comms)) == (0, 0)
 

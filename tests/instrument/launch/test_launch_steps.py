@@ -106,7 +106,7 @@ def make_optimizer(ledger: Ledger, inner: torch.optim.Optimizer | None = None) -
     """An optimizer of a class of its own: torch hooks each class once, for good."""
 
     class Noting(torch.optim.Optimizer):
-        def step(self, closure: object = None) -> None:  # type: ignore[override]
+        def step(self, closure: object = None) -> None:
             if closure is not None:
                 raise ValueError("no closure here")
             ledger.events.append("step")
@@ -214,8 +214,7 @@ def test_a_closure_runs_outside_the_optimizer_range() -> None:
     try:
 
         class Closing(torch.optim.Optimizer):
-            def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-                assert closure is not None
+            def step(self, closure: Callable[[], float] | None = None) -> None:
                 closure()
                 spans.append("update")
 
@@ -262,7 +261,6 @@ def without_optimizer(loop: Callable[[torch.nn.Module, torch.Tensor], None]) -> 
 def update(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
-            assert parameter.grad is not None
             parameter -= 0.1 * parameter.grad
             parameter.grad = None
 
@@ -282,7 +280,6 @@ def by_hand(model: torch.nn.Module, batch: torch.Tensor) -> None:
     for _ in range(3):
         model(batch).sum().backward()
         for parameter in model.parameters():
-            assert parameter.grad is not None
             parameter.grad += 1.0
     update(model)
 
@@ -313,7 +310,7 @@ def transformed(model: torch.nn.Module, batch: torch.Tensor) -> None:
 
     halves = [torch.func.grad(loss)(parameters, inputs) for inputs in batch.split(1)]
     per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, batch)
-    model.of_func = {  # type: ignore[assignment]
+    model.of_func = {
         name: each - 0.1 * sum(half[name] for half in halves) - per_sample[name].mean(0)
         for name, each in parameters.items()
     }
@@ -324,7 +321,6 @@ def through_data(model: torch.nn.Module, batch: torch.Tensor) -> None:
     model.zero_grad(set_to_none=False)
     model(batch).sum().backward()
     for parameter in model.parameters():
-        assert parameter.grad is not None
         parameter.data.sub_(0.1 * parameter.grad.data)
 
 
@@ -337,8 +333,6 @@ def two_losses(model: torch.nn.Module, batch: torch.Tensor) -> None:
     out.square().sum().backward()
     with torch.no_grad():
         for parameter, grad in zip(model.parameters(), grads, strict=True):
-            assert parameter.grad is not None
-            assert grad is not None
             parameter -= 0.01 * (parameter.grad + grad)
     model.zero_grad()
 
@@ -370,7 +364,6 @@ def test_inputs_of_a_stage_that_are_gone_after_their_microbatch_end_no_step(plai
             del received, output
         with torch.no_grad():
             for tensor in [weight] if plain else layer.parameters():
-                assert tensor.grad is not None
                 tensor.sub_(tensor.grad)
                 tensor.grad = None
 
@@ -413,7 +406,6 @@ def test_without_modules_a_backward_pass_begins_the_next_step() -> None:
 
     def loop(_: torch.nn.Module, batch: torch.Tensor) -> None:
         (batch @ weight).square().sum().backward()
-        assert weight.grad is not None
         weight.data.sub_(0.01 * weight.grad)
         weight.grad = None
 

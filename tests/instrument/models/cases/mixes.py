@@ -292,7 +292,6 @@ def parallel_of(runtime: PipelineRuntime) -> Parallel:
 def stages_of(runtime: PipelineRuntime) -> Iterator[GptStage]:
     for stage in runtime.program.stages.values():
         inner = stage.stage if isinstance(stage, OffloadingStage | GraphedStage) else stage
-        assert isinstance(inner, GptStage)
         yield inner
 
 
@@ -340,7 +339,7 @@ def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage, parallel: Par
         if right.embedding is not None and whole.embedding is not None:
             right.embedding.take(whole.embedding)
         for layer, block in right.blocks.items():
-            block.take(whole.blocks[layer])  # type: ignore[operator]
+            block.take(whole.blocks[layer])
         if right.head is not None and whole.head is not None:
             right.head.take(whole.head)
         if right.encoder_norm is not None and whole.encoder_norm is not None:
@@ -378,7 +377,7 @@ def _alone(
         "vocabulary": vocabulary,
         "encoder": encoder,
     }
-    return Mix(pp=pp, dp=dp, tied=tied, **of_model)  # type: ignore[arg-type]
+    return Mix(pp=pp, dp=dp, tied=tied, **of_model)
 
 
 @on_one_rank
@@ -398,7 +397,7 @@ def _expected(
     """Parameters and losses of :func:`reference` after its steps."""
     of_one = {"experts": experts, "steps": steps, "vocabulary": vocabulary, "shortest": shortest}
     of_one |= {"encoder": encoder, "packed": packed}
-    model, losses = reference(pp, dp, tied, kv_heads, clip, **of_one)  # type: ignore[arg-type]
+    model, losses = reference(pp, dp, tied, kv_heads, clip, **of_one)
     return dict(model.state_dict()), losses
 
 
@@ -425,8 +424,6 @@ def reference(
     mix = replace(mix, shortest=shortest, packed=packed)
     model = GptStage(mix.config, range(mix.layers)).double()
     if tied:
-        assert model.embedding is not None
-        assert model.head is not None
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
     data = mix.data
@@ -481,7 +478,7 @@ def watch_choices(model: GptStage) -> list[bool]:
             is_firm.append(torch.equal(chosen, again))
             return chosen
 
-        router.choose = choose  # type: ignore[method-assign]
+        router.choose = choose
 
     for module in model.modules():
         if isinstance(module, Router):

@@ -85,7 +85,7 @@ class Case:
             "recompute_num_layers": self.num_layers,
             "recompute_modules": self.modules,
         }
-        return replace(model, recompute=self.recompute, **ways)  # type: ignore[arg-type]
+        return replace(model, recompute=self.recompute, **ways)
 
     @property
     def plan(self) -> Plan:
@@ -133,7 +133,7 @@ def mesh_of(case: Case) -> Mesh:
 
 def runtime_of(case: Case, mesh: Mesh, recorder: Recorder | None = None) -> PipelineRuntime:
     how = {"num_unrecomputed": case.keep, "captures": case.graphs}
-    gpt = GptPipeline(case.plan, case.config, case.cut, MICROBATCH_SIZE, **how)  # type: ignore[arg-type]
+    gpt = GptPipeline(case.plan, case.config, case.cut, MICROBATCH_SIZE, **how)
     with capturing_on(case.wiring.device):
         return make_gpt_runtime(mesh, gpt, case.wiring, recorder or Recorder())
 
@@ -174,8 +174,6 @@ def reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
 def _reference(config: GptConfig, microbatches: int, dp: int) -> tuple[Tensor, dict[str, Tensor]]:
     model = GptStage(config, range(config.layers))
     if config.tied:
-        assert model.embedding is not None
-        assert model.head is not None
         model.head.projection.weight = model.embedding.tokens.weight
     data = TextData(microbatches, MICROBATCH_SIZE, SEQUENCE)
     batches = [data.batch(0, dp_rank) for dp_rank in range(dp)]

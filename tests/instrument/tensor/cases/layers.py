@@ -70,8 +70,6 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def error(result: Tensor | None, expected: Tensor | None) -> float:
-    assert result is not None
-    assert expected is not None
     assert result.shape == expected.shape, (result.shape, expected.shape)
     return float((result.detach() - expected.detach()).abs().max())
 
@@ -161,9 +159,6 @@ def _linear(variant: Variant, parts: _ColumnOf | _RowOf, features_out: int) -> O
     output, forward = heard(region.group, lambda: layer(x))
     backward, weights = backward_in_parts(region.group, layer, output, parts.of_output(gradient, region), queue)
     _, sync = heard(region.group, lambda: sum_partial_gradients(partial_gradients(layer), region.group))
-    assert whole.grad is not None
-    assert plain.weight.grad is not None
-    assert plain.bias.grad is not None
     errors = {
         "output": error(output, parts.of_output(expected, region)),
         "input": error(x.grad, parts.of_input(whole.grad, region)),
@@ -296,7 +291,6 @@ def _model(variant: Variant) -> Outcome:
     errors = {"loss": error(loss, expected)}
     for name, parameter in parallel.named_parameters():
         gradient = full[name]
-        assert gradient is not None
         errors[name] = error(parameter.grad, of_this_rank(name, gradient, parallel))
     return Outcome(errors, forward, backward, weights, sync)
 
@@ -313,7 +307,6 @@ def cross_entropy() -> tuple[dict[str, float], list[Mark]]:
     loss, marks = heard(group, lambda: vocab_parallel_cross_entropy(logits, targets, group))
     _, nothing = heard(group, lambda: loss.backward(gradient))
     assert nothing == []
-    assert whole.grad is not None
     return {"loss": error(loss, expected), "input": error(logits.grad, local_part(whole.grad, -1, group))}, marks
 
 
