@@ -235,7 +235,7 @@ def test_a_bias_balances_by_the_counts_of_the_global_batch(pool: Pool) -> None:
     """With a bias that changes choices from step to step, also where forwards are abandoned and run again, or recomputed."""
     options = replace(OPTIONS, scoring=Scoring.SIGMOID, bias_rate=0.01, aux_loss=0.0)
     unbiased = replace(options, bias_rate=0.0)
-    losses = [reference(1, 2, True, None, 0.3, experts=router)[1] for router in (options, unbiased)]
+    losses = [reference(Mix(dp=2, clip=0.3, experts=router))[1] for router in (options, unbiased)]
     assert losses[0] != losses[1]
     mix = replace(MIX, pp=2, dp=2, ep=2, experts=options)
     check(pool, [replace(mix, sync=OptimizerSync.POST_VALIDATION, recompute=Recompute.FULL)])

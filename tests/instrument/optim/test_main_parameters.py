@@ -20,6 +20,7 @@ from tests.instrument.models.cases.mixes import (
     STEPS,
     Mix,
     mesh_of,
+    of_one_process,
     reference,
     run_steps,
     runtime_of,
@@ -134,7 +135,7 @@ def test_replicas_hold_equal_parts(pool: Pool, zero: int) -> None:
 def test_bfloat16_trains_as_float32_does_but_for_its_rounding(pool: Pool, mix: Mix, zero: int) -> None:
     mix = replace(mix, zero=zero, bfloat16=True)
     held = pool.run(_train, mix, world=4)
-    _, expected = reference(mix.pp, mix.dp, mix.tied, None, None, bfloat16=True)
+    _, expected = reference(of_one_process(mix))
     for rank in held:
         assert rank.dtypes == (("torch.float32",) if zero == 3 else ("torch.bfloat16", "torch.float32"))
         if rank.losses:

@@ -301,12 +301,8 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     runtime = runtime_of(mix, mesh, recorder)
     with watch.watching():
         losses = run_steps(mix, mesh, runtime, mix.steps)
-    experts = mix.experts  # one process has all of them, and nothing travels
-    if experts is not None:
-        experts = replace(experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
-    of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest, mix.encoder, mix.packed)
-    weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, *of_one)
-    alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary, encoder=mix.encoder)
+    alone = of_one_process(mix)
+    weights_of_one, expected = _expected(alone)
     whole = _whole(alone.config, mix.layers)
     whole.load_state_dict(weights_of_one)
     errors = [0.0]
@@ -359,79 +355,36 @@ def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, T
     return trained.to_local().detach().cpu(), rows[0] if rows else expected[:0]
 
 
-def _alone(
-    pp: int,
-    dp: int,
-    tied: bool,
-    kv_heads: int | None,
-    experts: ExpertOptions | None,
-    bfloat16: bool = False,
-    vocabulary: int = 256,
-    encoder: tuple[int, int] | None = None,
-) -> Mix:
-    """The part of a mix that matters to one process."""
-    of_model = {
-        "kv_heads": kv_heads,
-        "bfloat16": bfloat16,
-        "experts": experts,
-        "vocabulary": vocabulary,
-        "encoder": encoder,
-    }
-    return Mix(pp=pp, dp=dp, tied=tied, **of_model)
+def of_one_process(mix: Mix) -> Mix:
+    """The part of a mix that matters to one process: it has all experts, and nothing travels."""
+    experts = mix.experts and replace(mix.experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
+    names = ("pp", "dp", "tied", "kv_heads", "bfloat16", "clip", "steps", "vocabulary", "shortest", "encoder", "packed")
+    return Mix(experts=experts, **{name: getattr(mix, name) for name in names})
 
 
 @on_one_rank
-def _expected(
-    pp: int,
-    dp: int,
-    tied: bool,
-    kv_heads: int | None,
-    clip: float | None,
-    experts: ExpertOptions | None,
-    steps: int,
-    vocabulary: int,
-    shortest: int | None,
-    encoder: tuple[int, int] | None,
-    packed: int | None,
-) -> tuple[dict[str, Tensor], tuple[float, ...]]:
+def _expected(mix: Mix) -> tuple[dict[str, Tensor], tuple[float, ...]]:
     """Parameters and losses of :func:`reference` after its steps."""
-    of_one = {"experts": experts, "steps": steps, "vocabulary": vocabulary, "shortest": shortest}
-    of_one |= {"encoder": encoder, "packed": packed}
-    model, losses = reference(pp, dp, tied, kv_heads, clip, **of_one)
+    model, losses = reference(mix)
     return dict(model.state_dict()), losses
 
 
 @lru_cache
-def reference(
-    pp: int,
-    dp: int,
-    tied: bool,
-    kv_heads: int | None,
-    clip: float | None = None,
-    bfloat16: bool = False,
-    experts: ExpertOptions | None = None,
-    steps: int = STEPS,
-    vocabulary: int = 256,
-    shortest: int | None = None,
-    encoder: tuple[int, int] | None = None,
-    packed: int | None = None,
-) -> tuple[GptStage, tuple[float, ...]]:
+def reference(mix: Mix) -> tuple[GptStage, tuple[float, ...]]:
     """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``.
 
     Documents that sequences are packed of are sequences of their own here.
     """
-    mix = _alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary, encoder)
-    mix = replace(mix, shortest=shortest, packed=packed)
     model = GptStage(mix.config, range(mix.layers)).double()
-    if tied:
+    if mix.tied:
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
     data = mix.data
-    is_firm = [] if experts is None else watch_choices(model)
+    is_firm = [] if mix.experts is None else watch_choices(model)
     losses = []
-    for step in range(steps):
-        batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
-        if shortest is None and packed is None:
+    for step in range(mix.steps):
+        batches = [data.batch(step, dp_rank) for dp_rank in range(mix.dp)]
+        if mix.shortest is None and mix.packed is None:
             tokens, targets, *source = (
                 torch.cat(parts).flatten(0, 1) for parts in zip(*(b.tensors for b in batches), strict=True)
             )
@@ -442,8 +395,8 @@ def reference(
             loss = torch.stack([_loss_of(model, batch, i, step) for batch, i in every]).mean()
         optimizer.zero_grad()
         loss.backward()
-        if clip is not None:
-            clip_grad_norm_(model.parameters(), clip)
+        if mix.clip is not None:
+            clip_grad_norm_(model.parameters(), mix.clip)
         optimizer.step()
         update_biases(biased_routers([model]), ())
         losses.append(float(loss.detach()))
