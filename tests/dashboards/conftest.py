@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,34 +16,17 @@ import pytest
 from dashboards.app import create_app
 from dashboards.serve import Server, bind, url_of
 from tests.dashboards.attacker import PRIVATE, SECRET, Target, attacked
+from tests.dashboards.synthetic import write_run
 from tools import get_browser
 
 HERE = Path(__file__).resolve().parent
 PAGE_MS = 20_000
 
 
-def load_module(path: Path) -> ModuleType:
-    """A helper module beside the tests, which are no package."""
-    name = f"pptrace_tests_{path.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
 @pytest.fixture(scope="session")
-def synthetic() -> ModuleType:
-    """Makes run directories: see synthetic.py."""
-    return load_module(HERE / "synthetic.py")
-
-
-@pytest.fixture(scope="session")
-def run_p4(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_p4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Synthetic: 1f1b, p=4, m=8, three steps of different length."""
-    path: Path = synthetic.write_run(tmp_path_factory.mktemp("p4"), "1f1b", pp=4, num_microbatches=8, num_steps=3)
-    return path
+    return write_run(tmp_path_factory.mktemp("p4"), "1f1b", pp=4, num_microbatches=8, num_steps=3)
 
 
 @pytest.fixture(scope="session")
@@ -107,13 +87,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory, serve: Callable[[Sequence[
 
 
 @pytest.fixture(scope="session")
-def target(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A protected dashboard of a small run, with a file next to the run that nobody opened; one server for all attacks."""
     folder = tmp_path_factory.mktemp("opened")
     (folder / "private.json").write_text(json.dumps({"traceEvents": [], "words": PRIVATE}))
     run = folder / "run"
     run.mkdir()
-    synthetic.write_run(run, "1f1b", pp=2, num_microbatches=2)
+    write_run(run, "1f1b", pp=2, num_microbatches=2)
     with attacked(create_app([run], secret=SECRET)) as served:
         yield served
 

@@ -8,7 +8,6 @@ import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +17,7 @@ import dashboards.serve
 from dashboards.pages import problem
 from dashboards.store import Store
 from tests.dashboards.attacker import CALLBACK, PRIVATE, SECRET, Target
+from tests.dashboards.synthetic import write_run_json
 from tests.support.extent import ALL
 
 
@@ -73,13 +73,13 @@ def test_what_was_not_opened_is_not_read(path: str, target: Target) -> None:
         assert b"text/html" in answer, "the app's start page"
 
 
-def test_a_run_that_names_a_file_elsewhere_does_not_have_it(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_a_run_that_names_a_file_elsewhere_does_not_have_it(tmp_path: Path) -> None:
     (tmp_path / "private.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": PRIVATE}))
     run = tmp_path / "run"
     run.mkdir()
     names = ("../private.json", str(tmp_path / "private.json"), "x/../../private.json")
     changes = {f"rank{rank}": {"trace": name, "script_trace": name} for rank, name in enumerate(names)}
-    synthetic.write_run_json(run, 3, **changes)
+    write_run_json(run, 3, **changes)
     text = str(problem.layout(Store([run]).get()))
     assert "names no trace that exists" in text
     assert PRIVATE not in text

@@ -9,7 +9,6 @@ import shlex
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -293,7 +292,7 @@ def test_only_reading_is_answered(client: Any) -> None:
     assert client.post("/export/steps.csv").status_code == 405
 
 
-def test_a_run_that_cannot_be_read_has_no_files(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_a_run_that_cannot_be_read_has_no_files(tmp_path: Path) -> None:
     answer = create_app([tmp_path]).server.test_client().get("/export/steps.csv")
     assert answer.status_code == 400
     assert "empty" in answer.text

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -47,6 +46,7 @@ from tests.analysis.compare.test_without_pipeline import run_of
 from tests.analysis.experts.test_experts import Experts
 from tests.analysis.test_hang import entry, three_dimensions, write
 from tests.analysis.test_plain_steps import ROWS
+from tests.dashboards.synthetic import write_run
 from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import SAMPLES
 
@@ -172,28 +172,28 @@ def test_layers_that_a_trace_does_not_tell_can_be_written(tmp_path: Path) -> Non
         stages.advice(answers, "1,2")
 
 
-def lonely(folder: Path, synthetic: ModuleType) -> Path:
+def lonely(folder: Path) -> Path:
     """One rank of four."""
-    synthetic.write_run(folder, "1f1b", pp=4, num_microbatches=4)
+    write_run(folder, "1f1b", pp=4, num_microbatches=4)
     for rank in (1, 2, 3):
         (folder / f"rank{rank}.json.gz").unlink()
     return folder
 
 
-def without_pipeline(folder: Path, synthetic: ModuleType) -> Path:
+def without_pipeline(folder: Path) -> Path:
     """Two ranks whose steps are marked, with collectives in them."""
     (folder / "ops.csv").write_text(ROWS)
     return folder
 
 
-def without_steps(folder: Path, synthetic: ModuleType) -> Path:
+def without_steps(folder: Path) -> Path:
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
     content = {"schemaVersion": 1, "traceEvents": [event]}
     (folder / "rank0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     return folder
 
 
-EMPTY: dict[Callable[[Path, ModuleType], Path], dict[str, str]] = {
+EMPTY: dict[Callable[[Path], Path], dict[str, str]] = {
     lonely: {"whatif": "whatif-refused", "bubbles": "not-explained", "communication": "no-links"},
     without_pipeline: {
         "bubbles": "no-pipeline",
@@ -245,10 +245,8 @@ def test_what_is_not_known_of_memory_is_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make_run", list(EMPTY))
-def test_a_page_that_lacks_what_it_needs_says_why(
-    make_run: Callable[[Path, ModuleType], Path], tmp_path: Path, synthetic: ModuleType
-) -> None:
-    run = make_run(tmp_path, synthetic)
+def test_a_page_that_lacks_what_it_needs_says_why(make_run: Callable[[Path], Path], tmp_path: Path) -> None:
+    run = make_run(tmp_path)
     shown = pages_of(run)
     store = Store([run])
     page = bubbles.layout(store.get(), Answers(store))

@@ -22,6 +22,7 @@ from pptrace.api.whatif import predict_changes, study_of
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.workflow.load import load
+from tests.dashboards.synthetic import write_run
 from tests.support.programs import SAMPLES
 
 UNEVEN = SAMPLES / "uneven_p4"
@@ -140,6 +141,5 @@ def test_a_page_that_has_what_there_is_gets_the_bar_alone(small_answers: Answers
 
 
 @pytest.fixture
-def small_answers(tmp_path: Path, synthetic: object) -> Answers:
-    path: Path = synthetic.write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)
-    return Answers(Store([path]))
+def small_answers(tmp_path: Path) -> Answers:
+    return Answers(Store([write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)]))

@@ -19,6 +19,7 @@ from pptrace.api.simulate import simulate
 from pptrace.report.html import report_page, simulation_page, timeline_page
 from pptrace.report.tiles.inline import inline_run, inline_simulation
 from pptrace.workflow.load import load
+from tests.dashboards.synthetic import write_run
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 COMPLETE = "() => [...document.querySelectorAll('.timeline')].every((root) => root.dataset.complete === 'true')"
@@ -170,11 +171,9 @@ def _of_short_bars(page: Any) -> str:
     return str(lines)
 
 
-def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
-    browser: Any, synthetic: Any, tmp_path: Path
-) -> None:
+def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "long").mkdir()
-    run = synthetic.write_run(tmp_path / "long", "1f1b", pp=4, num_microbatches=400, num_steps=5)
+    run = write_run(tmp_path / "long", "1f1b", pp=4, num_microbatches=400, num_steps=5)
     analysis = load([run])
     whole = inline_run(analysis)
     room = len(whole.data) // 2

@@ -20,6 +20,7 @@ from pptrace.workflow.load import load
 from tests.dashboards.accessibility import violations
 from tests.dashboards.canvas import STATE, difference, drawn, picture
 from tests.dashboards.conftest import Visit, visiting
+from tests.dashboards.synthetic import write_run
 
 pytestmark = pytest.mark.browser
 
@@ -561,9 +562,9 @@ def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
 
 
 def test_the_whole_run_is_seen_above_the_rows_where_few_ranks_ever_compute_at_once(
-    tmp_path: Path, visit: Callable[[str], Any], serve: Serve, synthetic: Any
+    tmp_path: Path, visit: Callable[[str], Any], serve: Serve
 ) -> None:
-    page = drawn(visit(serve([synthetic.write_run(tmp_path, "gpipe", pp=8, num_microbatches=1)]) + "timeline").page)
+    page = drawn(visit(serve([write_run(tmp_path, "gpipe", pp=8, num_microbatches=1)]) + "timeline").page)
     painted = f"""() => {{
         const {{ mini }} = {STATE};
         const line = mini.getContext("2d").getImageData(mini.width / 4, mini.height / 3, mini.width / 2, 1).data;

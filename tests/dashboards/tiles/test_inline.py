@@ -23,16 +23,16 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import Simulation, simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
+from tests.dashboards.synthetic import write_run
 
 MS = 1_000_000
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 
 
 @pytest.fixture(scope="module")
-def long_run(synthetic: Any, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     """16,000 ops of two ranks in five steps."""
-    folder: Path = tmp_path_factory.mktemp("long")
-    return load([synthetic.write_run(folder, "1f1b", pp=2, num_microbatches=800, num_steps=5)])
+    return load([write_run(tmp_path_factory.mktemp("long"), "1f1b", pp=2, num_microbatches=800, num_steps=5)])
 
 
 def tiles_of(timeline: InlineTimeline) -> dict[str, tuple[dict[str, Any], bytes]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -247,7 +246,7 @@ def test_a_large_run_keeps_its_tracks_and_report_alone(run_p4: Path, monkeypatch
     assert (len(light.data.ops), len(light.data.comms)) == (0, 0)
 
 
-def test_ranks_are_grouped_by_stage_and_by_pipeline(tmp_path: Path, synthetic: ModuleType, to_tables: Any) -> None:
+def test_ranks_are_grouped_by_stage_and_by_pipeline(tmp_path: Path, to_tables: Any) -> None:
     import pandas as pd
 
     ops = simulate(build("1f1b", 2, 2), uniform(1_000_000, 2_000_000)).ops()
