@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.dashboards.accessibility import settle
+from tests.dashboards.conftest import Serve, Visiting
 from tests.support.extent import ALL
 from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
 
-Serve = Callable[[Sequence[Path]], str]
-Visiting = Callable[[str], Any]
 HAS = "part => location.search.includes(part)"
 
 

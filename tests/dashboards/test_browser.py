@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ import pytest
 from pptrace.model.units import milliseconds, percent
 from pptrace.workflow.load import load
 from tests.dashboards.accessibility import settle, violations
+from tests.dashboards.conftest import Serve, Visiting
 from tests.dashboards.synthetic import write_run, write_run_json
 from tests.support.extent import ALL
+from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
 
-Serve = Callable[[Sequence[Path]], str]
-Visiting = Callable[[str], Any]
 DRAWN = "#timeline[data-complete=true]"
-SAMPLE = Path(__file__).resolve().parents[2] / "sample_traces" / "1f1b_p4"
 
 
 def choose_step(page: Any, _index: int, step: int) -> None:
@@ -44,7 +42,7 @@ def test_the_overview_shows_the_numbers_of_the_typical_step_until_another_is_cho
     which: str, run_p4: Path, serve: Serve, visit: Visiting
 ) -> None:
     """Chosen in the list of steps, and by its point in their chart."""
-    path = SAMPLE.with_name("zbv_p4") if which == "sample" else run_p4
+    path = SAMPLES / "zbv_p4" if which == "sample" else run_p4
     report = load([path]).report
     step = report.typical_step
     assert step != report.steps[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -12,14 +11,14 @@ from dashboards.evidence import evidence_of
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, Severity
 from pptrace.workflow.load import load
+from tests.support.programs import SAMPLES
 
 LATE = "late collective rank 2 step 3"
-SAMPLE = Path(__file__).resolve().parents[2] / "sample_traces" / "uneven_p4"
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return load([SAMPLE]).report
+    return load([SAMPLES / "uneven_p4"]).report
 
 
 def asked(finding: Finding, report: Report) -> dict[str, str]:

@@ -32,8 +32,7 @@ from pptrace.report.tiles.tracks import NUM_CLASSES
 from pptrace.report.to_json import dump, report_in_parts
 from pptrace.workflow.load import load
 from pptrace.workflow.reopen import ReopenedAnalysis, reopen
-
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
+from tests.support.programs import SAMPLES
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from pptrace.report.html import report_page, simulation_page, timeline_page
 from pptrace.report.tiles.inline import inline_run, inline_simulation
 from pptrace.workflow.load import load
 from tests.dashboards.synthetic import write_run
+from tests.support.programs import SAMPLES
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 COMPLETE = "() => [...document.querySelectorAll('.timeline')].every((root) => root.dataset.complete === 'true')"
 DRAWN = f"() => !document.querySelector('.timeline').timeline.isAsked && ({COMPLETE})()"
 VIEW = "() => { const { timeline } = document.querySelector('.timeline'); return [timeline.t0, timeline.t1, timeline.step]; }"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,13 +19,11 @@ from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
 from tests.dashboards.accessibility import violations
 from tests.dashboards.canvas import STATE, difference, drawn, picture
-from tests.dashboards.conftest import Visit, visiting
+from tests.dashboards.conftest import Serve, Visit, Visiting, visiting
 from tests.dashboards.synthetic import write_run
+from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
-
-Serve = Callable[[Sequence[Path]], str]
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 
 
 def view(page: Any) -> tuple[float, float]:
@@ -228,7 +226,7 @@ def test_a_search_goes_from_hit_to_hit(timeline: Any) -> None:
     )
 
 
-def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, visit: Callable[[str], Any]) -> None:
+def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
     """Thousands of ops of 20 ranks: groups open and close, and every op is a bar or counted in a cell."""
     ops = simulate(build("1f1b", 4, 64), uniform(1_000_000, 2_000_000)).ops()
     ops = ops[["rank", "kind", "stage", "microbatch", "start_ns", "end_ns"]]
@@ -293,9 +291,7 @@ def test_a_timeline_that_was_left_is_drawn_no_more(timeline: Any) -> None:
     assert timeline.evaluate("() => window.isDrawnAgain") is None
 
 
-def test_a_bar_in_several_tiles_is_drawn_once_and_below_it_no_gap_is_lost(
-    visit: Callable[[str], Any], serve: Serve
-) -> None:
+def test_a_bar_in_several_tiles_is_drawn_once_and_below_it_no_gap_is_lost(visit: Visiting, serve: Serve) -> None:
     """Drawn twice a translucent bar is darker, and an op hides the gaps that its first tile has drawn in it."""
     page = drawn(visit(serve([SAMPLES / "gpu_1f1b_p4"]) + "timeline").page)
     crossing = page.evaluate(
@@ -313,7 +309,7 @@ def test_a_bar_in_several_tiles_is_drawn_once_and_below_it_no_gap_is_lost(
     assert {"exposed transfer", "not launched", "unexplained"} <= {part.text for part in parts}
 
 
-def test_names_of_a_trace_are_text(visit: Callable[[str], Any], serve: Serve, run_p4: Path, browser: Any) -> None:
+def test_names_of_a_trace_are_text(visit: Visiting, serve: Serve, run_p4: Path, browser: Any) -> None:
     hostile = "<img src=x onerror=\"document.title='attacked'\">"
 
     def attack(route: Any) -> None:
@@ -384,7 +380,7 @@ def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_
     assert timeline.evaluate(f"{STATE}.pinHeight") == 0
 
 
-def test_the_timeline_takes_the_room_that_is_left(visit: Callable[[str], Any], serve: Serve, run_p4: Path) -> None:
+def test_the_timeline_takes_the_room_that_is_left(visit: Visiting, serve: Serve, run_p4: Path) -> None:
     page = drawn(visit(serve([run_p4]) + "timeline?sources=planned,simulated,measured").page)
     height = page.evaluate(f"{STATE}.height")
     page.evaluate("document.querySelector('#opening').textContent = 'Reading 4 files'")
@@ -424,9 +420,7 @@ UNKNOWN_WORDS = """async () => {
 }"""
 
 
-def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
-    visit: Callable[[str], Any], serve: Serve
-) -> None:
+def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(visit: Visiting, serve: Serve) -> None:
     """One page: lanes without bars take no room, names are found, and a range has sums that a link restores."""
     page = drawn(visit(serve([SAMPLES / "gpu_nccl_1f1b_p4"]) + "timeline?step=3&find=exposed+transfer+pp+step+3").page)
     assert page.inner_text("#timeline-found").startswith("1 of ")
@@ -520,7 +514,7 @@ def plain_run(tmp_path: Path) -> Path:
 
 
 def test_the_timeline_begins_with_the_typical_step_before_the_header_knows_it(
-    browser: Any, visit: Callable[[str], Any], serve: Serve, plain_run: Path
+    browser: Any, visit: Visiting, serve: Serve, plain_run: Path
 ) -> None:
     held: list[Any] = []
 
@@ -544,7 +538,7 @@ def test_the_timeline_begins_with_the_typical_step_before_the_header_knows_it(
 
 
 def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
-    visit: Callable[[str], Any], serve: Serve, plain_run: Path
+    visit: Visiting, serve: Serve, plain_run: Path
 ) -> None:
     page = drawn(visit(serve([plain_run]) + "timeline").page)
     assert lanes_of(page, 0) == ["stream 7", "thread 1"]
@@ -562,7 +556,7 @@ def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
 
 
 def test_the_whole_run_is_seen_above_the_rows_where_few_ranks_ever_compute_at_once(
-    tmp_path: Path, visit: Callable[[str], Any], serve: Serve
+    tmp_path: Path, visit: Visiting, serve: Serve
 ) -> None:
     page = drawn(visit(serve([write_run(tmp_path, "gpipe", pp=8, num_microbatches=1)]) + "timeline").page)
     painted = f"""() => {{

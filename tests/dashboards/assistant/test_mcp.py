@@ -20,9 +20,8 @@ from dashboards.assistant.paging import Query
 from dashboards.assistant.tools import Tools
 from dashboards.store import Store
 from pptrace.errors import UsageError
-from tests.support.programs import SAMPLES, pptrace_here
+from tests.support.programs import ROOT, SAMPLES, pptrace_here
 
-ROOT = Path(__file__).parents[3]
 TOOLS = {"report", "findings", "evidence", "tables", "table", "whatif"}
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("report", {}),

@@ -24,9 +24,9 @@ from pptrace.simulator import Simulation, simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.dashboards.synthetic import write_run
+from tests.support.programs import SAMPLES
 
 MS = 1_000_000
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pptrace.intervals import intersect
@@ -105,9 +105,7 @@ def test_the_journey_of_each_microbatch_has_every_op_and_message_in_order(timeli
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe", "dualpipe-v"])
-def test_the_journey_has_the_ops_of_every_schedule(
-    schedule: str, tmp_path: Path, to_tables: Callable[..., Path]
-) -> None:
+def test_the_journey_has_the_ops_of_every_schedule(schedule: str, tmp_path: Path) -> None:
     plan = build(schedule, pp=4, num_microbatches=8)
     simulation = simulate(plan, uniform(1_000_000, 2_000_000))
     timeline = Timeline(load([to_tables(tmp_path, simulation.ops())]))
@@ -120,13 +118,9 @@ def test_the_journey_has_the_ops_of_every_schedule(
         assert [hop["start_ns"] for hop in hops] == sorted(hop["start_ns"] for hop in hops)
 
 
-@pytest.fixture
-def to_tables() -> Callable[..., Path]:
-    def write(folder: Path, ops: Any) -> Path:
-        ops.to_csv(folder / "ops.csv", index=False)
-        return folder / "ops.csv"
-
-    return write
+def to_tables(folder: Path, ops: pd.DataFrame) -> Path:
+    ops.to_csv(folder / "ops.csv", index=False)
+    return folder / "ops.csv"
 
 
 @pytest.mark.parametrize(
@@ -216,9 +210,7 @@ def test_an_op_says_for_how_much_of_the_bubble_it_is_blamed(timeline: Timeline) 
     assert {op: text["blamed for"] for op, text in found.items() if "blamed for" in text} == expected
 
 
-def test_a_report_keeps_ops_that_overlap_as_they_are(
-    tmp_path: Path, to_tables: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_keeps_ops_that_overlap_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracks part them, so that their order is not that of the report."""
     ops = simulate(build("1f1b", 2, 4), uniform(1_000_000, 2_000_000)).ops()
     ops.loc[ops.index[0], "end_ns"] += 1_500_000
@@ -246,9 +238,7 @@ def test_a_large_run_keeps_its_tracks_and_report_alone(run_p4: Path, monkeypatch
     assert (len(light.data.ops), len(light.data.comms)) == (0, 0)
 
 
-def test_ranks_are_grouped_by_stage_and_by_pipeline(tmp_path: Path, to_tables: Any) -> None:
-    import pandas as pd
-
+def test_ranks_are_grouped_by_stage_and_by_pipeline(tmp_path: Path) -> None:
     ops = simulate(build("1f1b", 2, 2), uniform(1_000_000, 2_000_000)).ops()
     both = pd.concat([ops, ops.assign(rank=ops["rank"] + 2)])
     layout = Timeline(load([to_tables(tmp_path, both)])).layout
