@@ -25,6 +25,7 @@ from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.dashboards.synthetic import write_run
 from tests.support.programs import SAMPLES
+from tests.support.tile import sections_of
 
 MS = 1_000_000
 
@@ -35,21 +36,10 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return load([write_run(tmp_path_factory.mktemp("long"), "1f1b", pp=2, num_microbatches=800, num_steps=5)])
 
 
-def tiles_of(timeline: InlineTimeline) -> dict[str, tuple[dict[str, Any], bytes]]:
-    """(sections, arrays) of each tile by path."""
-    tiles = {}
-    for path, text in json.loads(timeline.data)["tiles"].items():
-        content = gzip.decompress(b64decode(text))
-        length = int.from_bytes(content[:4], "little")
-        tiles[path] = json.loads(content[4 : 4 + length])["sections"], content[4 + length :]
-    return tiles
-
-
-def column(tile: tuple[dict[str, Any], bytes], table: str, name: str) -> Any:
-    sections, arrays = tile
-    kind, place, count = sections[table]["arrays"][name]
-    types = {"Float64": "f8", "Int32": "i4", "Uint16": "u2", "Uint8": "u1", "Int8": "i1", "Int16": "i2"}
-    return np.frombuffer(arrays, dtype=types[kind], count=count, offset=place)
+def tiles_of(timeline: InlineTimeline) -> dict[str, dict[str, Any]]:
+    """Sections of each tile by path."""
+    tiles = json.loads(timeline.data)["tiles"]
+    return {path: sections_of(gzip.decompress(b64decode(text))) for path, text in tiles.items()}
 
 
 def drawn_rows(timeline: InlineTimeline, begin: float, end: float) -> list[int]:
@@ -57,8 +47,8 @@ def drawn_rows(timeline: InlineTimeline, begin: float, end: float) -> list[int]:
     rows: set[int] = set()
     for path, tile in tiles_of(timeline).items():
         if path.startswith("tile/"):
-            start = column(tile, OPS, "start")
-            rows |= set(column(tile, OPS, "row")[(start >= begin) & (start < end)].tolist())
+            start = tile[OPS]["start"]
+            rows |= set(tile[OPS]["row"][(start >= begin) & (start < end)].tolist())
     return sorted(rows)
 
 
@@ -119,13 +109,8 @@ def test_each_event_of_memory_is_in_a_tile_however_few_the_ops_are(run_p4: Path,
     timeline = inline_run(with_memory(analysis, times, np.arange(num_events)))
     tiles = [tile for path, tile in tiles_of(timeline).items() if path.startswith("memory/")]
     assert (len(tiles) == 1) == (num_events == 100), "as few as have all"
-    sampled = [tile for tile in tiles if "held" in tile[0]["memory"]["arrays"]]
-    events = {
-        *zip(
-            *(np.concatenate([column(tile, "memory", name) for tile in sampled]) for name in ("start", "held")),
-            strict=True,
-        )
-    }
+    sampled = [tile["memory"] for tile in tiles if "held" in tile["memory"]]
+    events = set(zip(*(np.concatenate([each[name] for each in sampled]) for name in ("start", "held")), strict=True))
     assert events == set(zip(times, range(num_events), strict=True))
     without = inline_run(with_memory(analysis, times, np.arange(num_events)), most=0)
     assert not without.lacks, "which speaks of bars"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,23 +21,12 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
-
-BYTES = {"Int8": "i1", "Uint8": "u1", "Int16": "i2", "Uint16": "u2", "Int32": "i4", "Uint32": "u4", "Float64": "f8"}
+from tests.support.tile import sections_of
 
 
 @pytest.fixture(scope="module")
 def timeline(run_p4: Path) -> Timeline:
     return Timeline(load([run_p4]))
-
-
-def sections_of(content: bytes) -> dict[str, Any]:
-    """Sections of a tile, as a browser reads them."""
-    length = int.from_bytes(content[:4], "little")
-    sections: dict[str, Any] = json.loads(content[4 : 4 + length])["sections"]
-    for section in sections.values():
-        for name, (kind, place, count) in section["arrays"].items():
-            section[name] = np.frombuffer(content, BYTES[kind], count, 4 + length + place)
-    return sections
 
 
 def test_a_tile_says_of_each_bar_what_the_table_has(timeline: Timeline, run_p4: Path) -> None:
