@@ -33,7 +33,6 @@ from dashboards.pages import (
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
 from pptrace.analysis.compare.result import REMAINDER, PartChange
-from pptrace.analysis.report import Report
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.marks import METADATA_KEY
@@ -72,12 +71,9 @@ def text(part: Any) -> str:
     return " ".join(node if isinstance(node, str) else str(getattr(node, "data-markup", "")) for node in nodes(part))
 
 
-def figures_by_id(part: Any) -> dict[str, Any]:
+def figures(part: Any) -> dict[str, Any]:
+    """By their ids."""
     return {node.id: node.figure for node in nodes(part) if hasattr(node, "figure")}
-
-
-def figures(part: Any) -> set[str]:
-    return set(figures_by_id(part))
 
 
 def pages_of(path: Path) -> dict[str, list[Any]]:
@@ -110,7 +106,7 @@ def uneven() -> dict[str, list[Any]]:
 
 
 def test_a_whole_run_has_every_picture(uneven: dict[str, list[Any]]) -> None:
-    drawn = {name: figures(page) for name, page in uneven.items()}
+    drawn = {name: set(figures(page)) for name, page in uneven.items()}
     assert drawn == {
         "steps": {"steps-chart"},
         "bubbles": {"bubbles-waterfall", "bubbles-causes", "bubbles-blame"},
@@ -130,7 +126,7 @@ def test_a_whole_run_has_every_picture(uneven: dict[str, list[Any]]) -> None:
 def test_every_picture_and_table_has_its_files(uneven: dict[str, list[Any]]) -> None:
     for page in uneven.values():
         saved = {getattr(node, "data-picture", None) for node in nodes(page)}
-        assert figures(page) <= saved
+        assert figures(page).keys() <= saved
     links = {node.href for page in uneven.values() for node in nodes(page) if getattr(node, "href", None)}
     client = create_app([SAMPLES / "uneven_p4"], other=OTHER).server.test_client()
     assert len(links) > 20
@@ -351,27 +347,30 @@ def test_one_run_alone_says_how_to_compare(uneven: dict[str, list[Any]]) -> None
 
 
 def test_two_waterfalls_have_one_scale(uneven: dict[str, list[Any]]) -> None:
-    pictures = figures_by_id(uneven["compare"])
+    pictures = figures(uneven["compare"])
     ranges = [pictures[f"compare-waterfall-{name}"].layout.xaxis.range for name in "ab"]
     assert ranges[0] == ranges[1]
     assert ranges[0][1] > 545
+
+
+def compared(a: Path, b: Path) -> list[Any]:
+    """The page that compares two runs."""
+    store = Store([a])
+    return compare.body(store.get(), Answers(store, Store([b])))
 
 
 def test_a_faster_run_has_one_sign_for_less(tmp_path: Path) -> None:
     files = [
         NoisyRun(steps=20, slower=share).write(tmp_path / f"{name}.csv", 0) for name, share in (("a", 0.0), ("b", -0.1))
     ]
-    store = Store(files[:1])
-    page = text(compare.body(store.get(), Answers(store, Store(files[1:]))))
+    page = text(compared(*files))
     assert "−10." in page
     assert not re.search(r"(?<!\w)-\d", page)
 
 
 def test_a_run_beside_itself_has_two_equal_waterfalls(tmp_path: Path) -> None:
     shutil.copytree(OTHER, tmp_path / "copy")
-    store = Store([OTHER])
-    page = compare.body(store.get(), Answers(store, Store([tmp_path / "copy"])))
-    pictures = figures_by_id(page)
+    pictures = figures(compared(OTHER, tmp_path / "copy"))
     assert pictures["compare-waterfall-a"] == pictures["compare-waterfall-b"]
     assert "compare-parts" not in pictures, "nothing changed"
 
@@ -379,13 +378,12 @@ def test_a_run_beside_itself_has_two_equal_waterfalls(tmp_path: Path) -> None:
 def test_runs_without_a_pipeline_are_compared_by_the_parts_of_their_steps(tmp_path: Path) -> None:
     """No text of the page asks for a plan."""
     paths = [run_of(tmp_path / name, loads=name == "b") for name in "ab"]
-    store = Store(paths[:1])
-    page = compare.body(store.get(), Answers(store, Store(paths[1:])))
-    assert figures(page) == {"compare-causes", "compare-parts"}
+    page = compared(*paths)
+    assert figures(page).keys() == {"compare-causes", "compare-parts"}
     assert "Parts of a typical step" in text(page)
     assert "plan" not in text(page).partition("Warnings")[0]
-    with_pipeline = compare.body(store.get(), Answers(store, Store([OTHER])))
-    assert figures(with_pipeline) == {"compare-waterfall-b", "compare-causes", "compare-parts"}
+    with_pipeline = compared(paths[0], OTHER)
+    assert figures(with_pipeline).keys() == {"compare-waterfall-b", "compare-causes", "compare-parts"}
     assert "This run has no pipeline; the parts below are those that any step has." in text(with_pipeline)
     assert compare.note_on_chance([PartChange(REMAINDER, {}, 1, 2, 1, None, adds_up=True)]).startswith("none by more")
 
@@ -402,7 +400,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
 def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
     analysis = analyse(Experts(rows=((90, 80), (60, 60))).traces())
     page = experts.body(Loaded((), analysis))
-    pictures = figures_by_id(page)
+    pictures = figures(page)
     assert set(pictures) == {*("expert-routes", "expert-rows", "expert-lateness", "expert-late-steps", "expert-matrix")}
     heat = pictures["expert-routes"].data[0]
     assert [list(row) for row in heat.z] == [[150 / 120, 90 / 120], [140 / 120, 100 / 120]]
@@ -411,28 +409,23 @@ def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
     assert "routing-gain" in ids(page)
     for words in ("Experts, all steps", "Ranks with experts, all steps", "Calls of experts, all ranks and steps"):
         assert words in text(page)
-    no_routes = figures(experts.body(Loaded((), replace(analysis, report=_without_counts(analysis.report)))))
-    assert no_routes == set(pictures) - {"expert-routes"}
+    layers = tuple(structs.replace(layer, routes=None) for layer in analysis.report.experts.layers)
+    report = structs.replace(analysis.report, experts=structs.replace(analysis.report.experts, layers=layers))
+    no_routes = figures(experts.body(Loaded((), replace(analysis, report=report))))
+    assert no_routes.keys() == set(pictures) - {"expert-routes"}
     unknown = figures(experts.body(Loaded((), replace(analysis, expert_traffic=None))))
-    assert unknown == set(pictures) - {"expert-matrix"}
+    assert unknown.keys() == set(pictures) - {"expert-matrix"}
 
 
 def test_where_no_rank_sends_rows_to_another_the_page_says_so() -> None:
     """One rank has all experts: nothing is unknown of calls that there are not."""
-    report = analyse(Experts(rows=((90, 80), (60, 60))).traces()).report
-    alone = structs.replace(report.experts, calls=(), ranks=(), steps=(), traffic=None, routing=None)
-    analysis = replace(
-        analyse(Experts(rows=((90, 80), (60, 60))).traces()), report=structs.replace(report, experts=alone)
-    )
-    page = text(experts.body(Loaded((), analysis)))
+    analysis = analyse(Experts(rows=((90, 80), (60, 60))).traces())
+    alone = structs.replace(analysis.report.experts, calls=(), ranks=(), steps=(), traffic=None, routing=None)
+    report = structs.replace(analysis.report, experts=alone)
+    page = text(experts.body(Loaded((), replace(analysis, report=report))))
     assert "No calls are known that bring rows to experts on other ranks." in page
     assert "do not tell how many rows" not in page
     assert "members of these calls" not in page
-
-
-def _without_counts(report: Report) -> Report:
-    layers = tuple(structs.replace(layer, routes=None) for layer in report.experts.layers)
-    return structs.replace(report, experts=structs.replace(report.experts, layers=layers))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
 from tests.dashboards.accessibility import violations
-from tests.dashboards.canvas import STATE, difference, drawn, picture
+from tests.dashboards.canvas import STATE, difference, drawn, opened_anew, picture, texts_of
 from tests.dashboards.conftest import Serve, Visit, Visiting, visiting
 from tests.dashboards.synthetic import write_run
 from tests.support.programs import SAMPLES
@@ -107,9 +107,9 @@ def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -
     up = [hop for stage in (3, 2, 1) for hop in (("B", stage), ("send", stage), ("recv", stage - 1))]
     assert shown == [*down, ("F", 3), *up, ("B", 0)]
     late = {ms_of(hop.locator(".hop-late").text_content()): hop.get_attribute("data-what") for hop in hops.all()}
-    drawing = ElementTree.fromstring(timeline.evaluate(f"{STATE}.svg()"))
-    labels = [text.text or "" for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    in_picture = {ms_of(text) for text in labels if text[:1] in "+−" and text[-1:] == "s"}
+    in_picture = {
+        ms_of(text) for text in texts_of(timeline.evaluate(f"{STATE}.svg()")) if text[:1] in "+−" and text[-1:] == "s"
+    }
     assert {ms for ms, what in late.items() if what in "FB"} <= in_picture <= late.keys(), (
         "each op has its deviation there"
     )
@@ -172,9 +172,7 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
     timeline.wait_for_function(f"() => {STATE}.critical")
     assert timeline.evaluate(f"{STATE}.sources") == ["planned", "simulated", "measured"]
     before, link = picture(timeline), address(timeline)
-    timeline.goto("about:blank")
-    timeline.goto(link)
-    drawn(timeline).wait_for_function(f"() => {STATE}.critical")
+    opened_anew(timeline, link).wait_for_function(f"() => {STATE}.critical")
     assert difference(timeline, before) == ""
     timeline.keyboard.press("f")
     timeline.keyboard.press("n")
@@ -200,8 +198,7 @@ def test_a_what_if_is_drawn_on_the_same_axis_with_its_own_legend_and_a_link_rest
     lit, link = picture(timeline), address(timeline)
     assert "whatif=schedule%3Dzb-h1" in link
     assert "Weight gradient" in timeline.inner_text(".timeline-legend")
-    timeline.goto("about:blank")
-    timeline.goto(link)
+    opened_anew(timeline, link)
     timeline.wait_for_function(f"() => document.querySelector('#timeline') && {STATE}.change")
     assert difference(timeline, lit) == ""
     timeline.keyboard.press("4")
@@ -252,8 +249,7 @@ def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, v
     tiles = page.evaluate(counts)
     assert all(count == bars + cells for count, bars, cells in tiles)
     assert sum(count for count, _, _ in tiles) == 32 * len(ops) // 4, "a block of ranks"
-    drawing = ElementTree.fromstring(page.evaluate(f"{STATE}.svg()"))
-    texts = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    texts = {*texts_of(page.evaluate(f"{STATE}.svg()"))}
     assert {"rank 0", "rank 4", "step 0", "\u25b8 stage 1", "Forward", "fill"} <= texts
 
 
@@ -345,12 +341,8 @@ def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_
     timeline.mouse.move(*place_of(timeline, "F", 2, 3))
     timeline.wait_for_selector(".timeline-tip:visible")
     timeline.keyboard.press("r")
-    assert timeline.evaluate(f"{STATE}.rows.map(row => [row.at, row.isPinned])") == [
-        [3, True],
-        [0, False],
-        [1, False],
-        [2, False],
-    ]
+    pinned = timeline.evaluate(f"{STATE}.rows.map(row => [row.at, row.isPinned])")
+    assert pinned == [[3, True], [0, False], [1, False], [2, False]]
     timeline.mouse.click(*place_of(timeline, "B", 4, 2))
     card = timeline.locator(".bar-card", has_text="Backward of microbatch 4")
     card.get_by_role("button", name="Keep").click()
@@ -367,8 +359,7 @@ def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_
     expected = [0, 0.3 * 8 / 2 * pixels_per_ms, 0, 0]  # stage 1 is 1.3 times as slow, and all begin together
     assert longer == pytest.approx(expected, abs=0.01)
     before, link = picture(timeline), address(timeline)
-    timeline.goto("about:blank")
-    timeline.goto(link)
+    opened_anew(timeline, link)
     assert difference(timeline, before) == ""
     assert "times of different ranks do not compare" in timeline.inner_text("#timeline-aligned")
     timeline.click("#timeline-unalign")
@@ -459,9 +450,7 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(visit: 
     page.wait_for_function(f"() => {STATE}.found.index === 1")
     assert view(page) != first
     hit, link = page.evaluate(f"{STATE}.found.bars[1]"), address(page)
-    page.goto("about:blank")
-    page.goto(link)
-    drawn(page)
+    opened_anew(page, link)
     assert page.evaluate(f"{STATE}.found.bars[{STATE}.found.index]") == hit, "a link goes to the hit that was shown"
     page.focus(".timeline-canvas")
     page.keyboard.press("f")
@@ -481,9 +470,7 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(visit: 
     assert violations(page) == []
     page.emulate_media(color_scheme="light")
     link = address(page)
-    page.goto("about:blank")
-    page.goto(link)
-    drawn(page)
+    opened_anew(page, link)
     assert page.inner_text("#timeline-sums") == sums
     page.keyboard.press("Escape")
     assert page.locator("#timeline-sums").count() == 0
@@ -582,13 +569,8 @@ def test_titles_are_the_servers_before_it_answers(timeline: Any, run_p4: Path) -
     timeline.wait_for_selector("#no-hang")
     timeline.evaluate(GO, "/timeline?step=2&sources=planned,simulated,measured")
     found = drawn(timeline).evaluate(TITLES)
-    expected = {
-        ("planned", "ops"),
-        ("simulated", "ops"),
-        ("measured", "ops"),
-        ("measured", "comms"),
-        ("measured", "back"),
-    }
+    expected = {(source, "ops") for source in ("planned", "simulated")}
+    expected |= {("measured", table) for table in ("ops", "comms", "back")}
     assert {(source, table) for source, table, _, _ in found} >= expected
     tiles = Timeline(load([run_p4]))
     for source, table, row, title in found:
