@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from instrument.mesh import MeshShape
+from instrument.models.gpt import GptConfig
 from pptrace.schedule.registry import build
 from pptrace.sizes.expert_options import ExpertOptions
 from pptrace.sizes.gpt_facts import GptFacts
@@ -36,6 +37,21 @@ def facts(**changes: object) -> GptFacts:
         steps=10,
     )
     return replace(plain, **changes)
+
+
+def facts_of(config: GptConfig, microbatch_size: int, **changes: object) -> GptFacts:
+    """Facts of runs of a model."""
+    same = ("hidden", "heads", "sequence", "vocabulary", "vocabulary_multiple", "dropout", "recompute_num_layers")
+    return facts(
+        **{name: getattr(config, name) for name in same},
+        kv_heads=config.num_kv_heads,
+        microbatch_size=microbatch_size,
+        dtype=str(config.dtype).removeprefix("torch."),
+        recompute=str(config.recompute),
+        recompute_method=str(config.recompute_method),
+        recompute_modules=tuple(map(str, config.recompute_modules)),
+        **changes,
+    )
 
 
 def step_of(facts: GptFacts, mesh: MeshShape, schedule: str = "1f1b", microbatches: int = 4) -> list[Volume]:
