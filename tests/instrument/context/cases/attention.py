@@ -22,7 +22,7 @@ from instrument.mesh import fit_shape, make_mesh
 from instrument.recorder import Recorder
 from instrument.route import Route
 from pptrace.marks import Mark
-from tests.instrument.cases.collectives import Listening, heard_by
+from tests.instrument.cases.collectives import Listening, heard
 
 HEADS, HEAD_DIM, MICROBATCH = 4, 8, 2
 
@@ -131,8 +131,8 @@ def _marks_of(case: ContextCase, make: Maker, recorder: Listening) -> tuple[list
     attention, rank = make(case)
     q, k, v, gradient = (shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    output, forward = heard_by(recorder, lambda: attention(*leaves))
-    _, backward = heard_by(recorder, lambda: output.backward(gradient))
+    output, forward = heard(recorder, lambda: attention(*leaves))
+    _, backward = heard(recorder, lambda: output.backward(gradient))
     return forward, backward
 
 

@@ -131,7 +131,7 @@ def _compare(tokens: Tokens, groups: ExpertGroups, split: bool, is_dense: bool) 
             each.run()
         return output
 
-    output, marks = heard(group, both_ways)
+    output, marks = heard(group.recorder, both_ways)
     at_once = any("GroupedExperts" in name for name in graph_names(output))
     assert split or {id(parameter) for parameter in fired} == {id(parameter) for parameter in layer.parameters()}
     dispatch = kept.routes.dispatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -34,6 +33,7 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from tests.support.graph_imitation import capturing_on
 from tests.support.pool import on_one_rank
+from tests.support.profiled import Event, events_of
 
 MICROBATCH_SIZE = 2
 SEQUENCE = 4
@@ -185,8 +185,8 @@ def _reference(config: GptConfig, microbatches: int, dp: int) -> tuple[Tensor, d
     return loss.detach(), {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
-def train_profiled(case: Case, steps: int, folder: str) -> Plan:
-    """Train under PyTorch's profiler and write ``rank<r>.json``; the whole training loop is in the trace."""
+def train_profiled(case: Case, steps: int) -> list[Event]:
+    """Train under PyTorch's profiler; the whole training loop is in the trace."""
     recorder = Recorder()
     mesh = mesh_of(case)
     runtime = runtime_of(case, mesh, recorder)
@@ -198,8 +198,7 @@ def train_profiled(case: Case, steps: int, folder: str) -> Plan:
                 batch = case.batch(mesh.dp_rank, step)
             runtime.run(batch, step)
             runtime.optimize(optimizer, step)
-    profiler.export_chrome_trace(str(Path(folder) / f"rank{mesh.rank}.json"))
-    return case.plan
+    return events_of(profiler)
 
 
 def outputs_alive(case: Case) -> tuple[list[int], int]:

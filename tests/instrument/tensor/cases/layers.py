@@ -74,10 +74,10 @@ def backward_in_parts(
             output.backward(gradient)
         return collected
 
-    waiting, marks = heard(group, run)
+    waiting, marks = heard(group.recorder, run)
     layers = [part for part in module.modules() if isinstance(part, Splittable)] if queue is not None else []
     assert all(parameter.grad is None for layer in layers for parameter in layer.parameters(recurse=False))
-    _, of_weights = heard(group, lambda: [work.run() for work in waiting])
+    _, of_weights = heard(group.recorder, lambda: [work.run() for work in waiting])
     return marks, of_weights
 
 
@@ -143,9 +143,9 @@ def _linear(variant: Variant, parts: _ColumnOf | _RowOf, features_out: int) -> O
     layer = parts.layer(plain, region)
     queue = attach(layer) if variant.split else None
     x = parts.of_input(whole.detach(), region).requires_grad_()
-    output, forward = heard(region.group, lambda: layer(x))
+    output, forward = heard(region.group.recorder, lambda: layer(x))
     backward, weights = backward_in_parts(region.group, layer, output, parts.of_output(gradient, region), queue)
-    _, sync = heard(region.group, lambda: sum_partial_gradients(partial_gradients(layer), region.group))
+    _, sync = heard(region.group.recorder, lambda: sum_partial_gradients(partial_gradients(layer), region.group))
     errors = {
         "output": error(output, parts.of_output(expected, region)),
         "input": error(x.grad, parts.of_input(whole.grad, region)),
@@ -209,7 +209,7 @@ def _embedding(variant: Variant) -> Outcome:
     layer = VocabParallelEmbedding(VOCABULARY, HIDDEN, region, torch.float64)
     layer.take(plain.weight)
     queue = attach(layer) if variant.split else None
-    output, forward = heard(region.group, lambda: layer(tokens))
+    output, forward = heard(region.group.recorder, lambda: layer(tokens))
     parts = _RowOf()
     backward, weights = backward_in_parts(region.group, layer, output, parts.of_output(gradient, region), queue)
     errors = {
@@ -228,8 +228,8 @@ def cross_entropy() -> tuple[dict[str, float], list[Mark]]:
     gradient = draw(BATCH, SEQUENCE, seed=1)
     expected.backward(gradient)
     logits = local_part(whole.detach(), -1, group).requires_grad_()
-    loss, marks = heard(group, lambda: vocab_parallel_cross_entropy(logits, targets, group))
-    _, nothing = heard(group, lambda: loss.backward(gradient))
+    loss, marks = heard(group.recorder, lambda: vocab_parallel_cross_entropy(logits, targets, group))
+    _, nothing = heard(group.recorder, lambda: loss.backward(gradient))
     assert nothing == []
     return {"loss": error(loss, expected), "input": error(logits.grad, local_part(whole.grad, -1, group))}, marks
 
