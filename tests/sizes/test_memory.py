@@ -18,7 +18,7 @@ from tests.instrument.pipeline.cases.memory import predict
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
 from tests.sizes.held_replicas import Held, Sharded, hold
 from tests.support.extent import by_turns
-from tests.support.gpt_runs import facts, facts_of
+from tests.support.gpt_runs import facts, facts_of_model
 from tests.support.pool import Pool
 
 HIDDEN, SEQUENCE, VOCABULARY = 32, 16, 256
@@ -83,7 +83,7 @@ def test_activations_along_a_plan_that_splits_backwards_are_those_that_stages_ke
     """The stages of a real model keep that after their forwards, and after their I."""
     case = Case(schedule, 2, 6, chunks=SCHEDULES[schedule].default_chunks, recompute=recompute, keep=keep)
     stages = tuple(map(len, case.cut))
-    run = facts_of(case.config, MICROBATCH_SIZE, layers_per_stage=stages, recompute_microbatches_beyond=keep)
+    run = facts_of_model(case.config, MICROBATCH_SIZE, layers_per_stage=stages, recompute_microbatches_beyond=keep)
     for rank in range(2):
         memory = MemoryPrediction(StepVolume(run, MeshShape(pp=2), case.plan), on_device=False).of_rank(rank)
         assert memory.activations == predict(case, rank)

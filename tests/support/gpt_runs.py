@@ -39,11 +39,12 @@ def facts(**changes: object) -> GptFacts:
     return replace(plain, **changes)
 
 
-def facts_of(config: GptConfig, microbatch_size: int, **changes: object) -> GptFacts:
+def facts_of_model(config: GptConfig, microbatch_size: int, **changes: object) -> GptFacts:
     """Facts of runs of a model."""
-    same = ("hidden", "heads", "sequence", "vocabulary", "vocabulary_multiple", "dropout", "recompute_num_layers")
+    same = ("hidden", "heads", "sequence", "tied", "dropout", "experts", "vocabulary", "vocabulary_multiple")
+    of_parts = ("recompute_num_layers", "encoder_layers", "encoder_sequence")
     return facts(
-        **{name: getattr(config, name) for name in same},
+        **{name: getattr(config, name) for name in (*same, *of_parts)},
         kv_heads=config.num_kv_heads,
         microbatch_size=microbatch_size,
         dtype=str(config.dtype).removeprefix("torch."),

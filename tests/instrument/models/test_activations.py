@@ -27,7 +27,7 @@ from pptrace.sizes.activations import ActivationSizes
 from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.step import StepVolume
 from tests.support.extent import ALL
-from tests.support.gpt_runs import facts_of
+from tests.support.gpt_runs import facts_of_model
 from tests.support.pool import Pool
 
 MICROBATCH, SEQUENCE, HIDDEN, HEADS = 3, 16, 32, 8
@@ -114,7 +114,7 @@ def check(saved: Saved, form: RankForm, recompute: Recompute) -> None:
 def sizes_of(form: RankForm) -> ActivationSizes:
     """The same share by the facts of a run."""
     cut = {"sequence_parallel": form.sequence, "ulysses": form.context.ulysses}
-    facts = facts_of(form.config, form.microbatch_size, **cut)
+    facts = facts_of_model(form.config, form.microbatch_size, **cut)
     return ActivationSizes(facts, form.tp, form.context.size, on_device=False)
 
 

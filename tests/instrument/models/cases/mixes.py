@@ -47,6 +47,7 @@ from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from pptrace.sizes.gpt_facts import GptFacts
 from pptrace.sizes.transformer import Volume
 from tests.instrument.models.cases.call_watch import CallWatch
+from tests.support.gpt_runs import facts_of_model
 from tests.support.graph_imitation import capturing_on
 from tests.support.pool import on_one_rank
 
@@ -184,35 +185,20 @@ class Outcome:
 
 def facts_of(mix: Mix, steps: int) -> GptFacts:
     """Facts that the training script would give of a mix."""
-    return GptFacts(
-        hidden=HIDDEN,
-        heads=HEADS,
-        kv_heads=HEADS if mix.kv_heads is None else mix.kv_heads,
-        sequence=SEQUENCE,
-        microbatch_size=MICROBATCH_SIZE,
-        vocabulary=mix.vocabulary,
-        dtype="bfloat16" if mix.bfloat16 else "float64",
-        tied=mix.tied,
+    return facts_of_model(
+        mix.config,
+        MICROBATCH_SIZE,
         layers_per_stage=tuple(map(len, mix.cut)),
         sequence_parallel=mix.sequence,
         overlap=mix.overlap,
         ulysses=mix.ulysses,
         cp_comm_type=str(mix.exchange),
         shortest_sequence=mix.shortest,
-        recompute=mix.recompute.value,
-        recompute_microbatches_beyond=None,
         zero=mix.zero,
         bucket_bytes=mix.bucket_bytes,
         clip_grad=mix.clip or 0.0,
         optimizer_sync=mix.sync.value,
         steps=steps,
-        experts=mix.experts,
-        dropout=mix.dropout,
-        recompute_method=str(mix.config.recompute_method),
-        recompute_num_layers=mix.config.recompute_num_layers,
-        recompute_modules=tuple(map(str, mix.modules)),
-        encoder_layers=mix.config.encoder_layers,
-        encoder_sequence=mix.config.encoder_sequence,
         shortest_document=mix.packed,
         scatter_gather=mix.scatters,
         sent_dtype=mix.sent_dtype,
