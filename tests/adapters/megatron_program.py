@@ -41,11 +41,7 @@ torch.Tensor.cuda = lambda self, *_, **__: self
 torch.zeros, torch.empty, torch.tensor = on_cpu(torch.zeros), on_cpu(torch.empty), on_cpu(torch.tensor)
 
 from megatron.core import parallel_state  # noqa: E402
-from megatron.core.distributed import (  # noqa: E402
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads  # noqa: E402
 from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func, p2p_communication  # noqa: E402

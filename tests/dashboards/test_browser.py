@@ -71,8 +71,7 @@ def test_the_overview_shows_the_numbers_of_the_typical_step_until_another_is_cho
     for choose, other in ((choose_step, report.steps[0]), (click_step, step)):
         choose(page, [each.step for each in report.steps].index(other.step), other.step)
         page.wait_for_function(
-            "text => document.querySelector('#tile-span').textContent === text",
-            arg=f"{milliseconds(other.span_ns)} ms",
+            "text => document.querySelector('#tile-span').textContent === text", arg=f"{milliseconds(other.span_ns)} ms"
         )
         assert page.text_content("#tile-share") == percent(other.bubble.share)
 

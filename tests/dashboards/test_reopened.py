@@ -176,11 +176,7 @@ def another_entry(path: Path) -> None:
     ],
 )
 def test_a_damaged_entry_is_no_entry(
-    damage: Callable[[Path], None],
-    small: Kept,
-    analyses: list[object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path], None], small: Kept, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
     small.copy_entries(tmp_path)

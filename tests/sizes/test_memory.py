@@ -28,12 +28,7 @@ ENDS = 2 * VOCABULARY * HIDDEN + SEQUENCE * HIDDEN + 2 * HIDDEN
 
 
 def parts(
-    facts: GptFacts,
-    mesh: MeshShape,
-    schedule: str = "1f1b",
-    microbatches: int = 4,
-    rank: int = 0,
-    chunks: int = 1,
+    facts: GptFacts, mesh: MeshShape, schedule: str = "1f1b", microbatches: int = 4, rank: int = 0, chunks: int = 1
 ) -> PredictedParts:
     volume = StepVolume(facts, mesh, build(schedule, mesh.pp, microbatches, chunks))
     return MemoryPrediction(volume, on_device=False).of_rank(rank)

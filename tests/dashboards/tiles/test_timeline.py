@@ -233,10 +233,7 @@ def test_ranks_are_grouped_by_their_coordinate_on_each_axis_on_which_they_differ
     mesh = MeshInfo(16, 2, 1, 2, 2, 2, None, pipelines=pipelines)
     orders = layout_of(range(16), mesh, {}).orders
     assert list(orders) == ["stage", "pipeline", "replica", "tp", "cp"]
-    assert orders["replica"] == (
-        ("replica 0", (0, 1, 2, 3, 8, 9, 10, 11)),
-        ("replica 1", (4, 5, 6, 7, 12, 13, 14, 15)),
-    )
+    assert orders["replica"] == (("replica 0", (0, 1, 2, 3, 8, 9, 10, 11)), ("replica 1", (4, 5, 6, 7, 12, 13, 14, 15)))
     assert [at for _, at in orders["tp"]] == [tuple(range(first, 16, 2)) for first in (0, 1)]
     assert [at[:4] for _, at in orders["cp"]] == [(0, 1, 4, 5), (2, 3, 6, 7)]
     two = MeshInfo(4, 2, 1, 1, 1, 2, None, pipelines=((0, 2), (1, 3)))

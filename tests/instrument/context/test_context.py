@@ -30,13 +30,7 @@ from tests.support.pool import Pool
 TOLERANCE = 1e-12
 RINGS = tuple(ContextShape(ring, 1, layout) for ring in (2, 4) for layout in Layout)
 GATHERED = tuple(replace(ring, exchange=KeyExchange.ALL_GATHER) for ring in (*RINGS, ContextShape(2, 2)))
-SHAPES = (
-    *RINGS,
-    *GATHERED,
-    ContextShape(1, 2),
-    ContextShape(1, 4),
-    *(ContextShape(2, 2, layout) for layout in Layout),
-)
+SHAPES = (*RINGS, *GATHERED, ContextShape(1, 2), ContextShape(1, 4), *(ContextShape(2, 2, layout) for layout in Layout))
 
 
 def by_size(cases: list[ContextCase]) -> list[list[ContextCase]]:

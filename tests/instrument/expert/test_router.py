@@ -13,13 +13,7 @@ from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.losses import count_routes, load_balancing_loss, with_loss, z_loss
 from instrument.expert.router import Router, choose, probabilities_of, weights_of
 from pptrace.errors import UsageError
-from pptrace.sizes.expert_options import (
-    ExpertOptions,
-    Forced,
-    Scoring,
-    SecondChoice,
-    Shared,
-)
+from pptrace.sizes.expert_options import ExpertOptions, Forced, Scoring, SecondChoice, Shared
 
 OPTIONS = ExpertOptions(6, 3)
 

@@ -382,11 +382,7 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(
-    arguments: str,
-    world: int,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: str, world: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretend(monkeypatch, 0, world)
     assert main(arguments.split()) == 2
