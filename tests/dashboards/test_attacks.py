@@ -229,7 +229,7 @@ def test_no_part_of_an_address_makes_the_server_fail(target: Target) -> None:
     assert asked > 300
 
 
-def test_pages_may_run_the_dashboards_own_scripts_alone(target: Target) -> None:
+def test_pages_may_run_the_dashboards_own_scripts_alone_and_none_may_frame_them_or_guess_types(target: Target) -> None:
     _, headers, page = target.ask("/", Authorization=f"Bearer {SECRET}")
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
     assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
@@ -238,7 +238,7 @@ def test_pages_may_run_the_dashboards_own_scripts_alone(target: Target) -> None:
     assert scripts[0] == "'self'"
     assert all(source.startswith("'sha256-") for source in scripts[1:])
     assert not re.search(r"(?:src|href)=\"(?:https?:)?//", page), "nothing is loaded from elsewhere"
-    for path in ("/export/report.html", "/assets/style.css", "/timeline-data/about", "/nowhere.csv?token=x"):
+    for path in ("/", "/export/report.html", "/assets/style.css", "/timeline-data/about", "/nowhere.csv?token=x"):
         _, headers, _ = target.ask(path)
         assert "default-src 'none'" in headers["Content-Security-Policy"]
-        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert (headers["X-Content-Type-Options"], headers["X-Frame-Options"]) == ("nosniff", "DENY")

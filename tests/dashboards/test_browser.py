@@ -114,19 +114,6 @@ def test_a_damaged_run_says_what_is_wrong_with_each_file_and_rank(
     assert violations(settle(page)) == []
 
 
-def test_two_runs_are_not_to_be_recorded_anew_for_a_file_that_is_no_trace(
-    tmp_path: Path, serve: Serve, visit: Visiting
-) -> None:
-    runs = [tmp_path / "one", tmp_path / "other"]
-    for run, schedule in zip(runs, ("gpipe", "1f1b"), strict=True):
-        run.mkdir()
-        write_run(run, schedule, pp=2, num_microbatches=4)
-        (run / "notes.json").write_text('{"steps": 3}', encoding="utf-8")
-    page = visit(serve(runs)).page
-    assert "is of another run than" in page.text_content("#problem")
-    assert page.text_content("#problem + p") == "Reload this page when this is mended."
-
-
 def test_a_run_that_lost_a_rank_shows_the_others_and_says_so(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
     write_run(tmp_path, "1f1b", pp=3, num_microbatches=4)
     (tmp_path / "rank2.json.gz").unlink()

@@ -136,8 +136,3 @@ def test_what_is_not_there_is_not_found(rest: str, client: Any) -> None:
 def test_data_of_other_files_is_refused(client: Any) -> None:
     assert client.get("/timeline-data/tile/0123/measured/2/stage/0/20/0", headers=HERE).status_code == 409
     assert client.get("/timeline-data/find/0123?q=F", headers=HERE).status_code == 409
-
-
-def test_no_page_may_frame_this_one_or_guess_types(client: Any) -> None:
-    headers = client.get("/", headers=HERE).headers
-    assert (headers["X-Content-Type-Options"], headers["X-Frame-Options"]) == ("nosniff", "DENY")

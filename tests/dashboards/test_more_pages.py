@@ -26,6 +26,7 @@ from dashboards.pages import (
     memory,
     overview,
     predictions,
+    problem,
     stages,
     steps,
     try_change,
@@ -271,6 +272,17 @@ def test_broken_inputs_show_the_problem_on_every_page_but_that_of_hangs(tmp_path
         found = ids(page_at(path, loaded, answers))
         assert ("problem" in found) == page.needs_report, path
     assert "no-hang" in ids(page_at("/hang", loaded, answers))
+
+
+def test_two_runs_are_not_to_be_recorded_anew_for_a_file_that_is_no_trace(tmp_path: Path) -> None:
+    runs = [tmp_path / schedule for schedule in ("gpipe", "1f1b")]
+    for run in runs:
+        run.mkdir()
+        write_run(run, run.name, pp=2, num_microbatches=4)
+        (run / "notes.json").write_text('{"steps": 3}', encoding="utf-8")
+    page = text(problem.layout(Store(runs).get()))
+    assert "is of another run than" in page
+    assert "Reload this page when this is mended." in page
 
 
 def test_a_run_file_that_cannot_be_read_is_not_said_to_be_of_a_healthy_run(tmp_path: Path) -> None:
