@@ -73,10 +73,17 @@ def dualpipe(tmp_path_factory: pytest.TempPathFactory) -> Kept:
 
 
 @pytest.fixture
-def analyses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The analyses that were made, of runs of any size."""
-    made: list[object] = []
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which analyses of runs of any size are kept."""
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(pptrace.workflow.reopen, "FEWEST_OPS", 0)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def analyses(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The analyses that were made."""
+    made: list[object] = []
     monkeypatch.setattr(
         pptrace.workflow.reopen, "load", lambda *given, **options: made.append(given) or load(*given, **options)
     )
@@ -101,11 +108,8 @@ def shown(store: Store) -> Iterator[Any]:
         yield timeline.tile(source, loaded.steps[0].step, "stage", 0, Range(0, 22))
 
 
-def test_a_run_is_shown_the_same_without_a_second_analysis(
-    dualpipe: Kept, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
-    dualpipe.copy_entries(tmp_path)
+def test_a_run_is_shown_the_same_without_a_second_analysis(dualpipe: Kept, analyses: list[object], cache: Path) -> None:
+    dualpipe.copy_entries(cache)
     store = Store([dualpipe.folder])
     assert list(shown(store)) == dualpipe.shown
     assert len(analyses) == 0, "it is read"
@@ -121,10 +125,7 @@ def test_a_run_is_shown_the_same_without_a_second_analysis(
     assert len(analyses) == 1, "once"
 
 
-def test_rows_between_ranks_with_experts_are_kept(
-    analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
+def test_rows_between_ranks_with_experts_are_kept(analyses: list[object]) -> None:
     folder = SAMPLES / "experts_pp2_ep2"
     first, again = (reopen([folder]).analysis for _ in range(2))
     assert isinstance(again, ReopenedAnalysis)
@@ -135,9 +136,8 @@ def test_rows_between_ranks_with_experts_are_kept(
 
 
 def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_second_analysis(
-    dualpipe: Kept, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dualpipe: Kept, analyses: list[object], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
     folder, with_tables = dualpipe.folder, dualpipe.shown.copy()
     why = with_tables.pop(-3)
     for module in (dashboards.store, pptrace.report.tiles.timeline):
@@ -155,7 +155,7 @@ def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_seco
 
     shown_again(1)
     shown_again(1)
-    (tmp_path / f"{key_of(run.key, ENTRY)}.npz").unlink()
+    (cache / f"{key_of(run.key, ENTRY)}.npz").unlink()
     shown_again(2)
 
 
@@ -176,11 +176,10 @@ def another_entry(path: Path) -> None:
     ],
 )
 def test_a_damaged_entry_is_no_entry(
-    damage: Callable[[Path], None], small: Kept, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[Path], None], small: Kept, analyses: list[object], cache: Path
 ) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
-    small.copy_entries(tmp_path)
-    kept = sorted(tmp_path.glob("*.npz"))
+    small.copy_entries(cache)
+    kept = sorted(cache.glob("*.npz"))
     assert not any(str(small.folder).encode() in path.read_bytes() for path in kept), "it may name a home directory"
     assert len(kept) == 3, "report, timeline, and why nothing is predicted"
     for path in kept:
@@ -189,10 +188,7 @@ def test_a_damaged_entry_is_no_entry(
     assert len(analyses) == 1
 
 
-def test_another_file_or_option_is_another_run(
-    folder: Path, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
+def test_another_file_or_option_is_another_run(folder: Path, analyses: list[object], tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(folder, copy)
     first = reopen([copy]).analysis
@@ -207,9 +203,8 @@ def test_another_file_or_option_is_another_run(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
 def test_a_run_in_a_directory_whose_name_is_no_unicode_is_analysed_each_time(
-    folder: Path, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, analyses: list[object], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
     copy = tmp_path / os.fsdecode(b"r\xffn")
     shutil.copytree(folder, copy)
     for _ in range(2):
