@@ -22,8 +22,7 @@ def shot(page: Any, awaited: str) -> bytes:
     page.mouse.move(0, 0)
     settle(page).wait_for_selector(awaited)
     page.evaluate("document.activeElement.blur() || scrollTo(0, 0)")
-    pixels: bytes = settle(page).screenshot(full_page=True, animations="disabled", caret="hide")
-    return pixels
+    return settle(page).screenshot(full_page=True, animations="disabled", caret="hide")
 
 
 def picture(page: Any, awaited: str, wanted: bytes) -> bytes:

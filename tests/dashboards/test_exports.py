@@ -44,8 +44,7 @@ def run() -> pptrace.Run:
 def rows_of(client: Any, name: str) -> list[dict[str, Any]]:
     answer = client.get(f"/export/{name}")
     assert (answer.status_code, answer.mimetype) == (200, "application/json")
-    rows: list[dict[str, Any]] = json.loads(answer.get_data())
-    return rows
+    return json.loads(answer.get_data())
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))

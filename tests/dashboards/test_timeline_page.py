@@ -26,15 +26,14 @@ from tests.support.programs import SAMPLES
 pytestmark = pytest.mark.browser
 
 
-def view(page: Any) -> tuple[float, float]:
+def view(page: Any) -> list[float]:
     """The range of time that is shown, ns."""
-    t0, t1 = page.evaluate(f"[{STATE}.t0, {STATE}.t1]")
-    return t0, t1
+    return page.evaluate(f"[{STATE}.t0, {STATE}.t1]")
 
 
-def place_of(page: Any, kind: str, microbatch: int, rank: int) -> tuple[float, float]:
+def place_of(page: Any, kind: str, microbatch: int, rank: int) -> list[float]:
     """The middle of an op on the screen, px."""
-    x, y = page.evaluate(
+    return page.evaluate(
         """([kind, microbatch, rank]) => {
             const timeline = document.querySelector('#timeline').timeline;
             const frame = timeline.canvas.getBoundingClientRect();
@@ -53,7 +52,6 @@ def place_of(page: Any, kind: str, microbatch: int, rank: int) -> tuple[float, f
         }""",
         [kind, microbatch, rank],
     )
-    return x, y
 
 
 def address(page: Any) -> str:
@@ -395,8 +393,7 @@ def note(page: Any, words: str) -> None:
 
 def lanes_of(page: Any, rank: int) -> list[str]:
     """The lanes below the ops of a rank, as they are drawn."""
-    names: list[str] = page.evaluate(f"{STATE}.rowOfRank.get({rank}).sources[0].lanes.slice(1).map(lane => lane.name)")
-    return names
+    return page.evaluate(f"{STATE}.rowOfRank.get({rank}).sources[0].lanes.slice(1).map(lane => lane.name)")
 
 
 UNKNOWN_WORDS = """async () => {
