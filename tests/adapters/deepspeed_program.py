@@ -28,7 +28,7 @@ from torch import nn  # noqa: E402
 options = {"m": 4, "steps": 3, "zero": 0, "groups": 1, "tensors": 1, "eval": 0, "truth": ""}
 options |= {key: type(options[key])(value) for key, value in (item.split("=") for item in sys.argv[1:])}
 deepspeed.utils.logger.setLevel(logging.ERROR)
-sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]  # it would compile C++
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # it would compile C++
 deepspeed.init_distributed(dist_backend="gloo")
 rank = dist.get_rank()
 

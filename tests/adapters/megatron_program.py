@@ -35,17 +35,13 @@ def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return made
 
 
-torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
-torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
+torch.cuda.current_device = lambda: torch.device("cpu")
+torch.cuda.synchronize = lambda *_: None
+torch.Tensor.cuda = lambda self, *_, **__: self
 torch.zeros, torch.empty, torch.tensor = on_cpu(torch.zeros), on_cpu(torch.empty), on_cpu(torch.tensor)
 
 from megatron.core import parallel_state  # noqa: E402
-from megatron.core.distributed import (  # noqa: E402
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads  # noqa: E402
 from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func, p2p_communication  # noqa: E402

@@ -94,10 +94,7 @@ def test_a_subclass_with_instructions_of_its_own_is_watched_and_what_it_copies_o
         session.recorder.marks.clear()
         ran: list[int] = []
         forward = next(kind for kind in module.PipelineEngine._INSTRUCTION_MAP if kind.__name__ == "ForwardPass")
-        table = {
-            **module.PipelineEngine._INSTRUCTION_MAP,
-            forward: lambda self, buffer_id: ran.append(buffer_id),
-        }
+        table = {**module.PipelineEngine._INSTRUCTION_MAP, forward: lambda self, buffer_id: ran.append(buffer_id)}
         type("Other", (module.PipelineEngine,), {"_INSTRUCTION_MAP": table})(2).train_batch()
     assert session.words_of(OpMark) == ["0F0", "0F1", "0B0", "0B1"]
     assert ran == [0, 1]

@@ -47,7 +47,6 @@ def test_every_op_and_message_has_its_stage_and_microbatch(
     assert session.num_passes == 2
     framework, plan, ranks, mesh = session.described[-1]
     assert (framework, ranks, len(session.described)) == ("megatron-lm", [0, 1, 2], 1)
-    assert plan is not None
     assert (plan.name, plan.num_chunks) == ("interleaved-1f1b" if num_chunks > 1 else "1f1b", num_chunks)
     assert mesh == {"tp": 1, "cp": 1, "dp": 1, "pp": 3, "ep": 1, "vpp": num_chunks, "order": "tp-cp-dp-pp"}
     assert not session.recorder.open
@@ -134,9 +133,9 @@ def test_a_forward_and_a_backward_that_overlap_are_a_pair(monkeypatch: pytest.Mo
             output, _, _ = step(model, model, output, current_microbatch=microbatch)
         step(None, model, output)
 
-    combined.combined_forward_backward_step = combined_forward_backward_step  # type: ignore[attr-defined]
+    combined.combined_forward_backward_step = combined_forward_backward_step
     monkeypatch.setitem(sys.modules, combined.__name__, combined)
-    schedules.forward_backward_no_pipelining = run_all  # type: ignore[attr-defined]
+    schedules.forward_backward_no_pipelining = run_all
     model = fake_megatron.Model()
     model.config.overlap_moe_expert_parallel_comm = True
     with alone_as(0, 1):
@@ -182,7 +181,7 @@ def test_a_version_that_is_not_known_is_said_in_one_line(
         assert "is not a version that pptrace knows" in line
         assert "it runs without hooks" in line
         assert vars(schedules) == before
-        assert line.removeprefix("pptrace: ") in adapters.facts()["notes"]  # type: ignore[operator]
+        assert line.removeprefix("pptrace: ") in adapters.facts()["notes"]
     finally:
         adapters.remove()
 
@@ -228,8 +227,8 @@ def test_the_step_of_a_megatron_optimizer_is_one_step_and_gradients_are_a_span(h
         def step(self) -> bool:
             raise OverflowError
 
-    module.MegatronOptimizer, module.ChainedOptimizer = MegatronOptimizer, ChainedOptimizer  # type: ignore[attr-defined]
-    gradients.finalize_model_grads = lambda model: len(model)  # type: ignore[attr-defined]
+    module.MegatronOptimizer, module.ChainedOptimizer = MegatronOptimizer, ChainedOptimizer
+    gradients.finalize_model_grads = lambda model: len(model)
     watch_optimizers(module, hooks, session)
     watch_gradients(gradients, hooks, session)
     assert gradients.finalize_model_grads([1, 2]) == 2

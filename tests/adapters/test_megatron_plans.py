@@ -51,7 +51,6 @@ def test_the_plan_of_a_pass_is_that_of_the_catalogue(shape: PassShape) -> None:
 
 def test_a_pass_without_a_pipeline_takes_its_microbatches_one_by_one() -> None:
     plan = plan_of(PassShape(1, 3))
-    assert plan is not None
     assert list(map(str, plan.compute_actions(0))) == ["0F0", "0B0", "0F1", "0B1", "0F2", "0B2"]
 
 
@@ -62,7 +61,6 @@ def test_a_shape_that_megatron_refuses_has_no_plan() -> None:
 def test_overlapped_passes_warm_up_with_one_forward_more_and_then_run_in_pairs() -> None:
     """``get_pp_rank_microbatches`` of megatron-core 0.16: 2·(pp − rank − 1) + (chunks − 1)·group + 1 forwards."""
     plan = plan_of(PassShape(2, 4, 2, 2, overlaps=True))
-    assert plan is not None
     assert [str(action) for action in plan.compute_actions(1)] == [
         "1F0",
         "1F1",
@@ -82,7 +80,6 @@ def test_overlapped_passes_warm_up_with_one_forward_more_and_then_run_in_pairs()
 def test_overlapped_passes_run_every_op_once(pp: int, chunks: int) -> None:
     shape = PassShape(pp, 2 * pp + 1 if pp == 1 else 2 * pp, chunks, pp if chunks > 1 else None, overlaps=True)
     plan = plan_of(shape)
-    assert plan is not None
     for rank in range(pp):
         halves = [half.key for action in plan.compute_actions(rank) for half in action.halves]
         assert len(set(halves)) == len(halves) == 2 * chunks * shape.num_microbatches

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.adapters.distributed_cases import (
-    break_a_hook,
-    compile_with_hooks,
-    post_by_the_group,
-    watch_everything,
-)
+from tests.adapters.distributed_cases import break_a_hook, compile_with_hooks, post_by_the_group, watch_everything
 from tests.support.pool import Pool
 
 BOTH = (0, 1)

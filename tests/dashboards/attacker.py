@@ -63,13 +63,20 @@ class Target:
 
 
 @contextmanager
-def attacked(app: Any, port: int = 0) -> Iterator[Target]:
-    """Serve an app on a port, or on one of its own."""
+def serving(app: Any, port: int = 0) -> Iterator[socket.socket]:
+    """Serve a WSGI app on a port, or on one of its own."""
     with bind("127.0.0.1", port) as listener:
-        port = listener.getsockname()[1]
-        server = Server(app.server, listener)
+        server = Server(app, listener)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
-        yield Target(port, app)
+        yield listener
         server.end()
         thread.join(10)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def attacked(app: Any, port: int = 0) -> Iterator[Target]:
+    """Serve a dashboard."""
+    with serving(app.server, port) as listener:
+        yield Target(listener.getsockname()[1], app)

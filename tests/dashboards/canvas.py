@@ -6,6 +6,7 @@ import base64
 import io
 import time
 from typing import Any
+from xml.etree import ElementTree
 
 DRAWN = "#timeline[data-complete=true]"
 STATE = "document.querySelector('#timeline').timeline"
@@ -18,6 +19,18 @@ def drawn(page: Any) -> Any:
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     page.wait_for_selector(DRAWN)
     return page
+
+
+def opened_anew(page: Any, link: str) -> Any:
+    """The page of a link that is opened while nothing of its application is loaded."""
+    page.goto("about:blank")
+    page.goto(link)
+    return drawn(page)
+
+
+def texts_of(drawing: str) -> list[str]:
+    """The texts of a drawing in SVG."""
+    return [text.text or "" for text in ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def picture(page: Any) -> str:

@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from dashboards.app import create_app
-from dashboards.serve import Server, bind, url_of
-from tests.dashboards.attacker import PRIVATE, SECRET, Target, attacked
+from dashboards.serve import url_of
+from tests.dashboards.attacker import PRIVATE, SECRET, Target, attacked, serving
+from tests.dashboards.synthetic import write_run
 from tools import get_browser
 
 HERE = Path(__file__).resolve().parent
 PAGE_MS = 20_000
-
-
-def load_module(path: Path) -> ModuleType:
-    """A helper module beside the tests, which are no package."""
-    name = f"pptrace_tests_{path.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+Serve = Callable[[Sequence[Path]], str]
 
 
 @pytest.fixture(scope="session")
-def synthetic() -> ModuleType:
-    """Makes run directories: see synthetic.py."""
-    return load_module(HERE / "synthetic.py")
-
-
-@pytest.fixture(scope="session")
-def run_p4(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_p4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Synthetic: 1f1b, p=4, m=8, three steps of different length."""
-    path: Path = synthetic.write_run(tmp_path_factory.mktemp("p4"), "1f1b", pp=4, num_microbatches=8, num_steps=3)
-    return path
+    return write_run(tmp_path_factory.mktemp("p4"), "1f1b", pp=4, num_microbatches=8, num_steps=3)
 
 
 @pytest.fixture(scope="session")
-def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
+def serve() -> Iterator[Serve]:
     """Serve a dashboard of some paths in place of the one before; its address.
 
     It is always the same, so that a browser compiles the scripts, most of what a page costs, only once.
@@ -60,8 +38,7 @@ def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
     shown: list[Any] = []
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        answer: Iterable[bytes] = shown[-1](environ, start_response)
-        return answer
+        return shown[-1](environ, start_response)
 
     apps = cache(create_app)
 
@@ -69,30 +46,21 @@ def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
         shown.append(apps(tuple(paths)).server)
         return url_of(listener)
 
-    with bind("127.0.0.1", 0) as listener:
-        server = Server(app, listener)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
+    with serving(app) as listener:
         yield serve_paths
-        server.end()
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory, serve: Callable[[Sequence[Path]], str]) -> Iterator[Any]:
+def browser(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Iterator[Any]:
     """A window of a headless Chromium, whose pages share what was loaded and compiled. Where there is none a test fails.
 
     They share a process, too, which a page that stays open keeps: a new one would optimise the scripts anew, a third of a visit.
     Each page would have its own where sites are isolated, whatever the limit.
     """
-    missing = ""
     try:
         path = get_browser.find_browser()
     except get_browser.NoBrowserError as err:
-        missing = str(err)
-    if missing:
-        pytest.fail(missing, pytrace=False)
+        pytest.fail(str(err), pytrace=False)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -109,13 +77,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory, serve: Callable[[Sequence[
 
 
 @pytest.fixture(scope="session")
-def target(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A protected dashboard of a small run, with a file next to the run that nobody opened; one server for all attacks."""
     folder = tmp_path_factory.mktemp("opened")
     (folder / "private.json").write_text(json.dumps({"traceEvents": [], "words": PRIVATE}))
     run = folder / "run"
     run.mkdir()
-    synthetic.write_run(run, "1f1b", pp=2, num_microbatches=2)
+    write_run(run, "1f1b", pp=2, num_microbatches=2)
     with attacked(create_app([run], secret=SECRET)) as served:
         yield served
 
@@ -132,8 +100,11 @@ class Visit:
         return [url for url in self.requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))]
 
 
+Visiting = Callable[[str], Visit]
+
+
 @contextmanager
-def visiting(browser: Any) -> Iterator[Callable[[str], Visit]]:
+def visiting(browser: Any) -> Iterator[Visiting]:
     """Open addresses at 1400×900; in the end what the pages asked for, and complained about, is judged.
 
     A page's policy lets no text be run: ``wait_for_function`` takes a function, ``() => …``. It is asked 40 times a second;
@@ -166,7 +137,7 @@ def visiting(browser: Any) -> Iterator[Callable[[str], Visit]]:
 
 
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[[str], Visit]]:
+def visit(browser: Any) -> Iterator[Visiting]:
     """Open an address; its page is judged when the test ends."""
     with visiting(browser) as open_page:
         yield open_page

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.dashboards import synthetic
+from tests.dashboards.synthetic import write_run
 
 MARKUP = (
     '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script><b>bold</b>'
@@ -22,7 +22,7 @@ def write_hostile(folder: Path) -> Path:
     """Write a run directory of two ranks and two steps, whose ops are recognised and whose names are all markup."""
     run = folder / FOLDER
     run.mkdir()
-    synthetic.write_run(run, "1f1b", pp=2, num_microbatches=4, num_steps=2)
+    write_run(run, "1f1b", pp=2, num_microbatches=4, num_steps=2)
     for rank in range(2):
         path = run / f"rank{rank}.json.gz"
         trace = json.loads(gzip.decompress(path.read_bytes()))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.dashboards.accessibility import settle
+from tests.dashboards.conftest import Serve, Visiting
 from tests.support.extent import ALL
 from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
 
-Serve = Callable[[Sequence[Path]], str]
-Visiting = Callable[[str], Any]
 HAS = "part => location.search.includes(part)"
 
 
@@ -25,8 +22,7 @@ def shot(page: Any, awaited: str) -> bytes:
     page.mouse.move(0, 0)
     settle(page).wait_for_selector(awaited)
     page.evaluate("document.activeElement.blur() || scrollTo(0, 0)")
-    pixels: bytes = settle(page).screenshot(full_page=True, animations="disabled", caret="hide")
-    return pixels
+    return settle(page).screenshot(full_page=True, animations="disabled", caret="hide")
 
 
 def picture(page: Any, awaited: str, wanted: bytes) -> bytes:

@@ -6,7 +6,6 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,22 +18,22 @@ from dashboards.store import Loaded, Store
 from pptrace.analysis.op_costs import op_costs
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
+from tests.dashboards.synthetic import write_run
 from tests.support.programs import SAMPLES
 
 
 @pytest.fixture
-def small(tmp_path: Path, synthetic: ModuleType) -> Path:
-    path: Path = synthetic.write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)
-    return path
+def small(tmp_path: Path) -> Path:
+    return write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)
 
 
-def test_a_question_is_answered_once_until_a_file_changes(small: Path, synthetic: ModuleType) -> None:
+def test_a_question_is_answered_once_until_a_file_changes(small: Path) -> None:
     answers = Answers(Store([small]))
     first = answers.whatif(Wishes(("gpipe",)))
     assert answers.whatif(Wishes(("gpipe",))) is first
     assert answers.whatif(Wishes(("zb-h1",))) is not first
     assert answers.run() is answers.run()
-    synthetic.write_run(small, "1f1b", pp=2, num_microbatches=2, num_steps=3)
+    write_run(small, "1f1b", pp=2, num_microbatches=2, num_steps=3)
     assert answers.whatif(Wishes(("gpipe",))).result.num_steps == 3 > first.result.num_steps
 
 
@@ -119,7 +118,6 @@ def test_a_run_whose_ops_were_let_go_is_not_predicted(small: Path) -> None:
             return light
 
     loaded = Store([small]).get()
-    assert loaded.analysis is not None
     data = structs.replace(loaded.analysis.data, ops=loaded.analysis.data.ops.iloc[:0])
     light = replace(loaded, analysis=replace(loaded.analysis, data=data, costs=()))
     answers = Answers(Light([small]))

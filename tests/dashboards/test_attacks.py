@@ -8,7 +8,6 @@ import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +17,7 @@ import dashboards.serve
 from dashboards.pages import problem
 from dashboards.store import Store
 from tests.dashboards.attacker import CALLBACK, PRIVATE, SECRET, Target
+from tests.dashboards.synthetic import write_run_json
 from tests.support.extent import ALL
 
 
@@ -73,13 +73,13 @@ def test_what_was_not_opened_is_not_read(path: str, target: Target) -> None:
         assert b"text/html" in answer, "the app's start page"
 
 
-def test_a_run_that_names_a_file_elsewhere_does_not_have_it(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_a_run_that_names_a_file_elsewhere_does_not_have_it(tmp_path: Path) -> None:
     (tmp_path / "private.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": PRIVATE}))
     run = tmp_path / "run"
     run.mkdir()
     names = ("../private.json", str(tmp_path / "private.json"), "x/../../private.json")
     changes = {f"rank{rank}": {"trace": name, "script_trace": name} for rank, name in enumerate(names)}
-    synthetic.write_run_json(run, 3, **changes)
+    write_run_json(run, 3, **changes)
     text = str(problem.layout(Store([run]).get()))
     assert "names no trace that exists" in text
     assert PRIVATE not in text
@@ -229,7 +229,7 @@ def test_no_part_of_an_address_makes_the_server_fail(target: Target) -> None:
     assert asked > 300
 
 
-def test_pages_may_run_the_dashboards_own_scripts_alone(target: Target) -> None:
+def test_pages_may_run_the_dashboards_own_scripts_alone_and_none_may_frame_them_or_guess_types(target: Target) -> None:
     _, headers, page = target.ask("/", Authorization=f"Bearer {SECRET}")
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
     assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
@@ -238,7 +238,7 @@ def test_pages_may_run_the_dashboards_own_scripts_alone(target: Target) -> None:
     assert scripts[0] == "'self'"
     assert all(source.startswith("'sha256-") for source in scripts[1:])
     assert not re.search(r"(?:src|href)=\"(?:https?:)?//", page), "nothing is loaded from elsewhere"
-    for path in ("/export/report.html", "/assets/style.css", "/timeline-data/about", "/nowhere.csv?token=x"):
+    for path in ("/", "/export/report.html", "/assets/style.css", "/timeline-data/about", "/nowhere.csv?token=x"):
         _, headers, _ = target.ask(path)
         assert "default-src 'none'" in headers["Content-Security-Policy"]
-        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert (headers["X-Content-Type-Options"], headers["X-Frame-Options"]) == ("nosniff", "DENY")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,14 +12,14 @@ import pytest
 from pptrace.model.units import milliseconds, percent
 from pptrace.workflow.load import load
 from tests.dashboards.accessibility import settle, violations
+from tests.dashboards.conftest import Serve, Visiting
+from tests.dashboards.synthetic import write_run, write_run_json
 from tests.support.extent import ALL
+from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
 
-Serve = Callable[[Sequence[Path]], str]
-Visiting = Callable[[str], Any]
 DRAWN = "#timeline[data-complete=true]"
-SAMPLE = Path(__file__).resolve().parents[2] / "sample_traces" / "1f1b_p4"
 
 
 def choose_step(page: Any, _index: int, step: int) -> None:
@@ -44,7 +42,7 @@ def test_the_overview_shows_the_numbers_of_the_typical_step_until_another_is_cho
     which: str, run_p4: Path, serve: Serve, visit: Visiting
 ) -> None:
     """Chosen in the list of steps, and by its point in their chart."""
-    path = SAMPLE.with_name("zbv_p4") if which == "sample" else run_p4
+    path = SAMPLES / "zbv_p4" if which == "sample" else run_p4
     report = load([path]).report
     step = report.typical_step
     assert step != report.steps[0]
@@ -73,14 +71,13 @@ def test_the_overview_shows_the_numbers_of_the_typical_step_until_another_is_cho
     for choose, other in ((choose_step, report.steps[0]), (click_step, step)):
         choose(page, [each.step for each in report.steps].index(other.step), other.step)
         page.wait_for_function(
-            "text => document.querySelector('#tile-span').textContent === text",
-            arg=f"{milliseconds(other.span_ns)} ms",
+            "text => document.querySelector('#tile-span').textContent === text", arg=f"{milliseconds(other.span_ns)} ms"
         )
         assert page.text_content("#tile-share") == percent(other.bubble.share)
 
 
 def test_an_empty_directory_says_so_until_it_has_files_and_is_reloaded(
-    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
+    tmp_path: Path, serve: Serve, visit: Visiting
 ) -> None:
     page = visit(serve([tmp_path]) + "timeline").page
     for name in ("timeline", "overview"):
@@ -92,20 +89,20 @@ def test_an_empty_directory_says_so_until_it_has_files_and_is_reloaded(
     assert page.locator("#whole-run").is_hidden(), "there are no files of a run that was not analysed"
     assert "What can be opened" in page.inner_text("#page")
     assert violations(settle(page)) == []
-    synthetic.write_run(tmp_path, "gpipe", pp=2, num_microbatches=2)
+    write_run(tmp_path, "gpipe", pp=2, num_microbatches=2)
     page.reload()
     assert page.text_content("#tile-slowest") == "rank 1"
 
 
 def test_a_damaged_run_says_what_is_wrong_with_each_file_and_rank(
-    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
+    tmp_path: Path, serve: Serve, visit: Visiting
 ) -> None:
     (tmp_path / "rank0.json.gz").write_bytes(b"")
     (tmp_path / "rank1.json.gz").write_bytes(b"this is no trace")
     advice = visit(serve([tmp_path])).page.text_content("#problem + p")
     assert advice.startswith("rank0.json.gz and 1 more file cannot be read: why is below"), "not that there are none"
     broken = {"status": "failed", "trace": None, "error": "RuntimeError: out of luck"}
-    synthetic.write_run_json(tmp_path, 3, status="failed", rank2=broken)
+    write_run_json(tmp_path, 3, status="failed", rank2=broken)
     page = visit(serve([tmp_path])).page
     assert "rank0.json.gz" in page.text_content("#problem")
     assert "failed" in page.text_content("#run-facts")
@@ -117,26 +114,11 @@ def test_a_damaged_run_says_what_is_wrong_with_each_file_and_rank(
     assert violations(settle(page)) == []
 
 
-def test_two_runs_are_not_to_be_recorded_anew_for_a_file_that_is_no_trace(
-    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
-) -> None:
-    runs = [tmp_path / "one", tmp_path / "other"]
-    for run, schedule in zip(runs, ("gpipe", "1f1b"), strict=True):
-        run.mkdir()
-        synthetic.write_run(run, schedule, pp=2, num_microbatches=4)
-        (run / "notes.json").write_text('{"steps": 3}', encoding="utf-8")
-    page = visit(serve(runs)).page
-    assert "is of another run than" in page.text_content("#problem")
-    assert page.text_content("#problem + p") == "Reload this page when this is mended."
-
-
-def test_a_run_that_lost_a_rank_shows_the_others_and_says_so(
-    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
-) -> None:
-    synthetic.write_run(tmp_path, "1f1b", pp=3, num_microbatches=4)
+def test_a_run_that_lost_a_rank_shows_the_others_and_says_so(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
+    write_run(tmp_path, "1f1b", pp=3, num_microbatches=4)
     (tmp_path / "rank2.json.gz").unlink()
     lost = {"status": "killed", "trace": None, "error": "killed by SIGKILL"}
-    synthetic.write_run_json(tmp_path, 3, status="failed", rank2=lost)
+    write_run_json(tmp_path, 3, status="failed", rank2=lost)
     page = visit(serve([tmp_path])).page
     assert page.text_content("#tile-span").endswith(" ms")
     problem = page.text_content("#run-problem")

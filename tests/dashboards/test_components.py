@@ -49,7 +49,6 @@ def test_a_page_has_few_components_for_many_ranks(tmp_path: Path) -> None:
     rows = [part.assign(rank=part["rank"] + 4 * replica) for part in later for replica in range(replicas)]
     pd.concat(rows).to_csv(tmp_path / "ops.csv", index=False)
     loaded = Store([tmp_path / "ops.csv"]).get()
-    assert loaded.analysis is not None
     assert len(loaded.analysis.report.steps[0].ranks) == 4 * replicas
     shown = overview.body(loaded, 3)
     assert sum(1 + sum(1 for _ in part._traverse()) for part in shown if isinstance(part, Component)) < 150

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import pytest
 
 from pptrace.report.colours import DARK_SCALE, SCALE
 from tests.dashboards.accessibility import settle, violations
+from tests.dashboards.conftest import Serve, Visiting
 from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
 
-Serve = Callable[[Sequence[Path]], str]
 TEXTS = "selector => [...document.querySelectorAll(selector)].map(text => text.textContent)"
 SCALE_OF = (
     """id => document.querySelector(`#${id} .js-plotly-plot`)?._fullData?.[0].colorscale.map(([, colour]) => colour)"""
@@ -71,7 +70,7 @@ def check_experts(page: Any) -> None:
     assert violations(settle(page)) == []
 
 
-def test_heat_maps_of_a_dark_page_are_dark_where_there_is_little(serve: Serve, visit: Callable[[str], Any]) -> None:
+def test_heat_maps_of_a_dark_page_are_dark_where_there_is_little(serve: Serve, visit: Visiting) -> None:
     """One visit for all of them: most of what a test costs is the first drawing of a page."""
     page = visit(serve([SAMPLES / "experts_pp2_ep2"]) + "experts").page
     check_experts(page)

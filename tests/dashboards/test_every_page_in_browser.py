@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ import pytest
 from dashboards import app
 from pptrace.workflow.load import load
 from tests.dashboards.accessibility import settle, violations
+from tests.dashboards.conftest import Serve, Visiting
 from tests.dashboards.hostile import FOLDER, MARKUP, write_hostile
 from tests.support.extent import ALL
 from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
 
-Serve = Callable[[Sequence[Path]], str]
-Visiting = Callable[[str], Any]
 PAGES = tuple(path.strip("/") for path in app.PAGES)
 IN_DARK = PAGES if ALL else ("timeline", "schedules")
 """Pages whose colours are tried in the dark too: these have a canvas and tools, charts, maps, fields and tables."""
@@ -173,7 +171,6 @@ def tab_to(page: Any, wanted: str) -> None:
 def test_the_keyboard_alone_goes_everywhere(run_p4: Path, serve: Serve, visit: Visiting) -> None:
     """From the link over the header to the page, from page to page, to another step, and to the journey of a microbatch."""
     step = load([run_p4]).report.typical_step
-    assert step is not None
     page = settle(visit(serve([run_p4])).page)
     tab_to(page, "Skip to the page")
     page.keyboard.press("Enter")

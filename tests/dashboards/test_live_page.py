@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from dashboards.pages.live import body
 from dashboards.store import Store
 from pptrace.live_records.file import live_files
 from tests.dashboards.accessibility import settle, violations
+from tests.dashboards.conftest import Serve, Visiting
 from tests.support.live_run import LiveFolder
 from tests.support.programs import SAMPLES
 
@@ -24,7 +24,6 @@ def test_the_window_has_the_last_steps_and_ends_with_the_run(tmp_path: Path) -> 
     run, live = LiveFolder(tmp_path), LiveSteps([tmp_path])
     run.write_steps(5)
     first = live.get()
-    assert first is not None
     assert [step.step for step in first.steps] == list(range(5))
     assert not first.is_over
     assert live.get().state == first.state, "nothing has changed"
@@ -97,9 +96,7 @@ def test_a_tick_of_another_type_is_refused_and_an_unchanged_one_costs_nothing(tm
 
 
 @pytest.mark.browser
-def test_new_steps_and_a_slow_rank_appear_without_a_reload(
-    tmp_path: Path, serve: Callable[[Sequence[Path]], str], visit: Callable[[str], Any]
-) -> None:
+def test_new_steps_and_a_slow_rank_appear_without_a_reload(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
     run = LiveFolder(tmp_path)
     run.write_steps(17)
     page = visit(serve([tmp_path]) + "live").page

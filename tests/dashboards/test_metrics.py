@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards.app import create_app
 from pptrace.workflow.load import load
+from tests.dashboards.attacker import SECRET
 from tests.support.live_run import STEP_NS, LiveFolder
 from tests.support.programs import SAMPLES
 
@@ -47,7 +48,7 @@ def test_a_run_that_goes_on_has_its_last_step_and_its_slow_rank(tmp_path: Path) 
 
 
 def test_metrics_need_the_secret_too(run_p4: Path) -> None:
-    client = create_app([run_p4], secret="only-who-knows-this", has_metrics=True).server.test_client()
+    client = create_app([run_p4], secret=SECRET, has_metrics=True).server.test_client()
     assert client.get("/metrics").status_code == 401
-    known = client.get("/metrics", headers={"Authorization": "Bearer only-who-knows-this"})
+    known = client.get("/metrics", headers={"Authorization": f"Bearer {SECRET}"})
     assert "pptrace_step_duration_seconds" in known.text

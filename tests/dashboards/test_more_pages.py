@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from dashboards.pages import (
     memory,
     overview,
     predictions,
+    problem,
     stages,
     steps,
     try_change,
@@ -34,7 +34,6 @@ from dashboards.pages import (
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
 from pptrace.analysis.compare.result import REMAINDER, PartChange
-from pptrace.analysis.report import Report
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.marks import METADATA_KEY
@@ -47,6 +46,7 @@ from tests.analysis.compare.test_without_pipeline import run_of
 from tests.analysis.experts.test_experts import Experts
 from tests.analysis.test_hang import entry, three_dimensions, write
 from tests.analysis.test_plain_steps import ROWS
+from tests.dashboards.synthetic import write_run
 from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import SAMPLES
 
@@ -72,12 +72,9 @@ def text(part: Any) -> str:
     return " ".join(node if isinstance(node, str) else str(getattr(node, "data-markup", "")) for node in nodes(part))
 
 
-def figures_by_id(part: Any) -> dict[str, Any]:
+def figures(part: Any) -> dict[str, Any]:
+    """By their ids."""
     return {node.id: node.figure for node in nodes(part) if hasattr(node, "figure")}
-
-
-def figures(part: Any) -> set[str]:
-    return set(figures_by_id(part))
 
 
 def pages_of(path: Path) -> dict[str, list[Any]]:
@@ -110,7 +107,7 @@ def uneven() -> dict[str, list[Any]]:
 
 
 def test_a_whole_run_has_every_picture(uneven: dict[str, list[Any]]) -> None:
-    drawn = {name: figures(page) for name, page in uneven.items()}
+    drawn = {name: set(figures(page)) for name, page in uneven.items()}
     assert drawn == {
         "steps": {"steps-chart"},
         "bubbles": {"bubbles-waterfall", "bubbles-causes", "bubbles-blame"},
@@ -130,7 +127,7 @@ def test_a_whole_run_has_every_picture(uneven: dict[str, list[Any]]) -> None:
 def test_every_picture_and_table_has_its_files(uneven: dict[str, list[Any]]) -> None:
     for page in uneven.values():
         saved = {getattr(node, "data-picture", None) for node in nodes(page)}
-        assert figures(page) <= saved
+        assert figures(page).keys() <= saved
     links = {node.href for page in uneven.values() for node in nodes(page) if getattr(node, "href", None)}
     client = create_app([SAMPLES / "uneven_p4"], other=OTHER).server.test_client()
     assert len(links) > 20
@@ -172,28 +169,28 @@ def test_layers_that_a_trace_does_not_tell_can_be_written(tmp_path: Path) -> Non
         stages.advice(answers, "1,2")
 
 
-def lonely(folder: Path, synthetic: ModuleType) -> Path:
+def lonely(folder: Path) -> Path:
     """One rank of four."""
-    synthetic.write_run(folder, "1f1b", pp=4, num_microbatches=4)
+    write_run(folder, "1f1b", pp=4, num_microbatches=4)
     for rank in (1, 2, 3):
         (folder / f"rank{rank}.json.gz").unlink()
     return folder
 
 
-def without_pipeline(folder: Path, synthetic: ModuleType) -> Path:
+def without_pipeline(folder: Path) -> Path:
     """Two ranks whose steps are marked, with collectives in them."""
     (folder / "ops.csv").write_text(ROWS)
     return folder
 
 
-def without_steps(folder: Path, synthetic: ModuleType) -> Path:
+def without_steps(folder: Path) -> Path:
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
     content = {"schemaVersion": 1, "traceEvents": [event]}
     (folder / "rank0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     return folder
 
 
-EMPTY: dict[Callable[[Path, ModuleType], Path], dict[str, str]] = {
+EMPTY: dict[Callable[[Path], Path], dict[str, str]] = {
     lonely: {"whatif": "whatif-refused", "bubbles": "not-explained", "communication": "no-links"},
     without_pipeline: {
         "bubbles": "no-pipeline",
@@ -245,10 +242,8 @@ def test_what_is_not_known_of_memory_is_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make_run", list(EMPTY))
-def test_a_page_that_lacks_what_it_needs_says_why(
-    make_run: Callable[[Path, ModuleType], Path], tmp_path: Path, synthetic: ModuleType
-) -> None:
-    run = make_run(tmp_path, synthetic)
+def test_a_page_that_lacks_what_it_needs_says_why(make_run: Callable[[Path], Path], tmp_path: Path) -> None:
+    run = make_run(tmp_path)
     shown = pages_of(run)
     store = Store([run])
     page = bubbles.layout(store.get(), Answers(store))
@@ -277,6 +272,17 @@ def test_broken_inputs_show_the_problem_on_every_page_but_that_of_hangs(tmp_path
         found = ids(page_at(path, loaded, answers))
         assert ("problem" in found) == page.needs_report, path
     assert "no-hang" in ids(page_at("/hang", loaded, answers))
+
+
+def test_two_runs_are_not_to_be_recorded_anew_for_a_file_that_is_no_trace(tmp_path: Path) -> None:
+    runs = [tmp_path / schedule for schedule in ("gpipe", "1f1b")]
+    for run in runs:
+        run.mkdir()
+        write_run(run, run.name, pp=2, num_microbatches=4)
+        (run / "notes.json").write_text('{"steps": 3}', encoding="utf-8")
+    page = text(problem.layout(Store(runs).get()))
+    assert "is of another run than" in page
+    assert "Reload this page when this is mended." in page
 
 
 def test_a_run_file_that_cannot_be_read_is_not_said_to_be_of_a_healthy_run(tmp_path: Path) -> None:
@@ -353,27 +359,30 @@ def test_one_run_alone_says_how_to_compare(uneven: dict[str, list[Any]]) -> None
 
 
 def test_two_waterfalls_have_one_scale(uneven: dict[str, list[Any]]) -> None:
-    pictures = figures_by_id(uneven["compare"])
+    pictures = figures(uneven["compare"])
     ranges = [pictures[f"compare-waterfall-{name}"].layout.xaxis.range for name in "ab"]
     assert ranges[0] == ranges[1]
     assert ranges[0][1] > 545
+
+
+def compared(a: Path, b: Path) -> list[Any]:
+    """The page that compares two runs."""
+    store = Store([a])
+    return compare.body(store.get(), Answers(store, Store([b])))
 
 
 def test_a_faster_run_has_one_sign_for_less(tmp_path: Path) -> None:
     files = [
         NoisyRun(steps=20, slower=share).write(tmp_path / f"{name}.csv", 0) for name, share in (("a", 0.0), ("b", -0.1))
     ]
-    store = Store(files[:1])
-    page = text(compare.body(store.get(), Answers(store, Store(files[1:]))))
+    page = text(compared(*files))
     assert "−10." in page
     assert not re.search(r"(?<!\w)-\d", page)
 
 
 def test_a_run_beside_itself_has_two_equal_waterfalls(tmp_path: Path) -> None:
     shutil.copytree(OTHER, tmp_path / "copy")
-    store = Store([OTHER])
-    page = compare.body(store.get(), Answers(store, Store([tmp_path / "copy"])))
-    pictures = figures_by_id(page)
+    pictures = figures(compared(OTHER, tmp_path / "copy"))
     assert pictures["compare-waterfall-a"] == pictures["compare-waterfall-b"]
     assert "compare-parts" not in pictures, "nothing changed"
 
@@ -381,13 +390,12 @@ def test_a_run_beside_itself_has_two_equal_waterfalls(tmp_path: Path) -> None:
 def test_runs_without_a_pipeline_are_compared_by_the_parts_of_their_steps(tmp_path: Path) -> None:
     """No text of the page asks for a plan."""
     paths = [run_of(tmp_path / name, loads=name == "b") for name in "ab"]
-    store = Store(paths[:1])
-    page = compare.body(store.get(), Answers(store, Store(paths[1:])))
-    assert figures(page) == {"compare-causes", "compare-parts"}
+    page = compared(*paths)
+    assert figures(page).keys() == {"compare-causes", "compare-parts"}
     assert "Parts of a typical step" in text(page)
     assert "plan" not in text(page).partition("Warnings")[0]
-    with_pipeline = compare.body(store.get(), Answers(store, Store([OTHER])))
-    assert figures(with_pipeline) == {"compare-waterfall-b", "compare-causes", "compare-parts"}
+    with_pipeline = compared(paths[0], OTHER)
+    assert figures(with_pipeline).keys() == {"compare-waterfall-b", "compare-causes", "compare-parts"}
     assert "This run has no pipeline; the parts below are those that any step has." in text(with_pipeline)
     assert compare.note_on_chance([PartChange(REMAINDER, {}, 1, 2, 1, None, adds_up=True)]).startswith("none by more")
 
@@ -404,7 +412,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
 def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
     analysis = analyse(Experts(rows=((90, 80), (60, 60))).traces())
     page = experts.body(Loaded((), analysis))
-    pictures = figures_by_id(page)
+    pictures = figures(page)
     assert set(pictures) == {*("expert-routes", "expert-rows", "expert-lateness", "expert-late-steps", "expert-matrix")}
     heat = pictures["expert-routes"].data[0]
     assert [list(row) for row in heat.z] == [[150 / 120, 90 / 120], [140 / 120, 100 / 120]]
@@ -413,30 +421,23 @@ def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
     assert "routing-gain" in ids(page)
     for words in ("Experts, all steps", "Ranks with experts, all steps", "Calls of experts, all ranks and steps"):
         assert words in text(page)
-    no_routes = figures(experts.body(Loaded((), replace(analysis, report=_without_counts(analysis.report)))))
-    assert no_routes == set(pictures) - {"expert-routes"}
+    layers = tuple(structs.replace(layer, routes=None) for layer in analysis.report.experts.layers)
+    report = structs.replace(analysis.report, experts=structs.replace(analysis.report.experts, layers=layers))
+    no_routes = figures(experts.body(Loaded((), replace(analysis, report=report))))
+    assert no_routes.keys() == set(pictures) - {"expert-routes"}
     unknown = figures(experts.body(Loaded((), replace(analysis, expert_traffic=None))))
-    assert unknown == set(pictures) - {"expert-matrix"}
+    assert unknown.keys() == set(pictures) - {"expert-matrix"}
 
 
 def test_where_no_rank_sends_rows_to_another_the_page_says_so() -> None:
     """One rank has all experts: nothing is unknown of calls that there are not."""
-    report = analyse(Experts(rows=((90, 80), (60, 60))).traces()).report
-    assert report.experts is not None
-    alone = structs.replace(report.experts, calls=(), ranks=(), steps=(), traffic=None, routing=None)
-    analysis = replace(
-        analyse(Experts(rows=((90, 80), (60, 60))).traces()), report=structs.replace(report, experts=alone)
-    )
-    page = text(experts.body(Loaded((), analysis)))
+    analysis = analyse(Experts(rows=((90, 80), (60, 60))).traces())
+    alone = structs.replace(analysis.report.experts, calls=(), ranks=(), steps=(), traffic=None, routing=None)
+    report = structs.replace(analysis.report, experts=alone)
+    page = text(experts.body(Loaded((), replace(analysis, report=report))))
     assert "No calls are known that bring rows to experts on other ranks." in page
     assert "do not tell how many rows" not in page
     assert "members of these calls" not in page
-
-
-def _without_counts(report: Report) -> Report:
-    assert report.experts is not None
-    layers = tuple(structs.replace(layer, routes=None) for layer in report.experts.layers)
-    return structs.replace(report, experts=structs.replace(report.experts, layers=layers))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 
 from pptrace.model.units import milliseconds
 from pptrace.workflow.load import load
+from tests.dashboards.conftest import Serve, Visiting
 
 pytestmark = pytest.mark.browser
-
-Serve = Callable[[Sequence[Path]], str]
 
 
 def _slide(page: Any) -> None:
@@ -93,7 +91,7 @@ def _draw_schedules(page: Any) -> None:
 
 
 def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
-    run_p4: Path, serve: Serve, visit: Callable[[str], Any], tmp_path: Path
+    run_p4: Path, serve: Serve, visit: Visiting, tmp_path: Path
 ) -> None:
     """One visit for all of them: most of what a test costs is the first drawing of a page."""
     report = load([run_p4]).report

@@ -22,6 +22,7 @@ from pptrace.api.whatif import predict_changes, study_of
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.workflow.load import load
+from tests.dashboards.synthetic import write_run
 from tests.support.programs import SAMPLES
 
 UNEVEN = SAMPLES / "uneven_p4"
@@ -60,7 +61,6 @@ def until(is_so: Callable[[], bool]) -> None:
 def test_what_is_predicted_one_after_the_other_is_in_the_end_what_all_at_once_are(study: Study) -> None:
     progress = Predicting(lambda: study, Wishes()).wait(60)
     assert progress.is_over
-    assert progress.predictions is not None
     assert progress.predictions.result == predict_changes(load([UNEVEN]), Wishes()).result
     assert Predicting(lambda: study, Wishes(("gpipe",))).wait(60).num_changes == 1
 
@@ -74,8 +74,6 @@ def test_pages_show_what_there_is_and_can_stop_and_go_on(study: Study, monkeypat
     until(lambda: going.progress().done == 2)
     partial = going.progress()
     assert not partial.is_over
-    assert partial.num_changes is not None
-    assert partial.predictions is not None
     assert (partial.num_changes > 10, len(partial.predictions.result.scenarios)) == (True, 2)
     until(lambda: gate.entered == 3)
     going.pause()
@@ -143,6 +141,5 @@ def test_a_page_that_has_what_there_is_gets_the_bar_alone(small_answers: Answers
 
 
 @pytest.fixture
-def small_answers(tmp_path: Path, synthetic: object) -> Answers:
-    path: Path = synthetic.write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)  # type: ignore[attr-defined]
-    return Answers(Store([path]))
+def small_answers(tmp_path: Path) -> Answers:
+    return Answers(Store([write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)]))

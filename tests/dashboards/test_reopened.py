@@ -32,8 +32,7 @@ from pptrace.report.tiles.tracks import NUM_CLASSES
 from pptrace.report.to_json import dump, report_in_parts
 from pptrace.workflow.load import load
 from pptrace.workflow.reopen import ReopenedAnalysis, reopen
-
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
+from tests.support.programs import SAMPLES
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +73,17 @@ def dualpipe(tmp_path_factory: pytest.TempPathFactory) -> Kept:
 
 
 @pytest.fixture
-def analyses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The analyses that were made, of runs of any size."""
-    made: list[object] = []
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which analyses of runs of any size are kept."""
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(pptrace.workflow.reopen, "FEWEST_OPS", 0)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def analyses(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The analyses that were made."""
+    made: list[object] = []
     monkeypatch.setattr(
         pptrace.workflow.reopen, "load", lambda *given, **options: made.append(given) or load(*given, **options)
     )
@@ -87,12 +93,10 @@ def analyses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def shown(store: Store) -> Iterator[Any]:
     """All that pages show without tables: the report with its ops, and tiles of the timeline at two zooms."""
     loaded = store.get()
-    assert loaded.analysis is not None
     yield dump(report_in_parts(loaded.analysis.report, with_ops=True))
     for page in (overview, steps):
         yield json.dumps(page.body(loaded, loaded.steps[0].step), cls=PlotlyJSONEncoder)
     timeline = store.timeline(loaded.token)
-    assert timeline is not None
     yield (timeline.bars.span_ns, timeline.layout, timeline.windows)
     for shift in (8, 22):
         for order in ("stage", "pipeline"):
@@ -104,11 +108,8 @@ def shown(store: Store) -> Iterator[Any]:
         yield timeline.tile(source, loaded.steps[0].step, "stage", 0, Range(0, 22))
 
 
-def test_a_run_is_shown_the_same_without_a_second_analysis(
-    dualpipe: Kept, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
-    dualpipe.copy_entries(tmp_path)
+def test_a_run_is_shown_the_same_without_a_second_analysis(dualpipe: Kept, analyses: list[object], cache: Path) -> None:
+    dualpipe.copy_entries(cache)
     store = Store([dualpipe.folder])
     assert list(shown(store)) == dualpipe.shown
     assert len(analyses) == 0, "it is read"
@@ -124,31 +125,24 @@ def test_a_run_is_shown_the_same_without_a_second_analysis(
     assert len(analyses) == 1, "once"
 
 
-def test_rows_between_ranks_with_experts_are_kept(
-    analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
+def test_rows_between_ranks_with_experts_are_kept(analyses: list[object]) -> None:
     folder = SAMPLES / "experts_pp2_ep2"
     first, again = (reopen([folder]).analysis for _ in range(2))
     assert isinstance(again, ReopenedAnalysis)
     for analysis in (again, again.with_report(first.report), without_tables(again, again.report)):
-        assert analysis.expert_traffic is not None
-        assert first.expert_traffic is not None
         pd.testing.assert_frame_equal(analysis.expert_traffic.table(), first.expert_traffic.table())
         assert analysis.expert_traffic.groups == ((0, 1), (2, 3))
     assert len(analyses) == 1
 
 
 def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_second_analysis(
-    dualpipe: Kept, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dualpipe: Kept, analyses: list[object], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
     folder, with_tables = dualpipe.folder, dualpipe.shown.copy()
     why = with_tables.pop(-3)
     for module in (dashboards.store, pptrace.report.tiles.timeline):
         monkeypatch.setattr(module, "MOST_KEPT_OPS", 10)
     run = pptrace.workflow.reopen.run_store([folder])
-    assert run is not None
 
     def shown_again(num_analyses: int) -> None:
         store = Store([folder])
@@ -157,12 +151,11 @@ def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_seco
         assert seen == with_tables
         assert len(analyses) == num_analyses
         analysis = store.get().analysis
-        assert analysis is not None
         assert analysis.data.ops.empty
 
     shown_again(1)
     shown_again(1)
-    (tmp_path / f"{key_of(run.key, ENTRY)}.npz").unlink()
+    (cache / f"{key_of(run.key, ENTRY)}.npz").unlink()
     shown_again(2)
 
 
@@ -183,15 +176,10 @@ def another_entry(path: Path) -> None:
     ],
 )
 def test_a_damaged_entry_is_no_entry(
-    damage: Callable[[Path], None],
-    small: Kept,
-    analyses: list[object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path], None], small: Kept, analyses: list[object], cache: Path
 ) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
-    small.copy_entries(tmp_path)
-    kept = sorted(tmp_path.glob("*.npz"))
+    small.copy_entries(cache)
+    kept = sorted(cache.glob("*.npz"))
     assert not any(str(small.folder).encode() in path.read_bytes() for path in kept), "it may name a home directory"
     assert len(kept) == 3, "report, timeline, and why nothing is predicted"
     for path in kept:
@@ -200,10 +188,7 @@ def test_a_damaged_entry_is_no_entry(
     assert len(analyses) == 1
 
 
-def test_another_file_or_option_is_another_run(
-    folder: Path, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
+def test_another_file_or_option_is_another_run(folder: Path, analyses: list[object], tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(folder, copy)
     first = reopen([copy]).analysis
@@ -218,9 +203,8 @@ def test_another_file_or_option_is_another_run(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
 def test_a_run_in_a_directory_whose_name_is_no_unicode_is_analysed_each_time(
-    folder: Path, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, analyses: list[object], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
     copy = tmp_path / os.fsdecode(b"r\xffn")
     shutil.copytree(folder, copy)
     for _ in range(2):

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -19,9 +18,10 @@ from pptrace.api.simulate import simulate
 from pptrace.report.html import report_page, simulation_page, timeline_page
 from pptrace.report.tiles.inline import inline_run, inline_simulation
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
+from tests.dashboards.canvas import texts_of
+from tests.dashboards.synthetic import write_run
+from tests.support.programs import SAMPLES
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 COMPLETE = "() => [...document.querySelectorAll('.timeline')].every((root) => root.dataset.complete === 'true')"
 DRAWN = f"() => !document.querySelector('.timeline').timeline.isAsked && ({COMPLETE})()"
 VIEW = "() => { const { timeline } = document.querySelector('.timeline'); return [timeline.t0, timeline.t1, timeline.step]; }"
@@ -66,6 +66,12 @@ def report(run_p4: Path) -> str:
     return report_page(load([run_p4]))
 
 
+@pytest.fixture
+def page(browser: Any, report: str, tmp_path: Path) -> Iterator[Any]:
+    with shown(browser, tmp_path / "report.html", report) as page:
+        yield page
+
+
 def _point_at(page: Any, *place: object) -> str:
     page.locator(".timeline canvas.timeline-canvas").scroll_into_view_if_needed()
     page.mouse.move(*page.evaluate(PLACE_OF, list(place)))
@@ -73,87 +79,83 @@ def _point_at(page: Any, *place: object) -> str:
     return str(page.locator(".timeline-tip").inner_text())
 
 
-def test_the_timeline_says_what_is_known_of_an_op_and_of_a_message(browser: Any, report: str, tmp_path: Path) -> None:
+def _click(page: Any) -> None:
+    """Click where the pointer is."""
+    page.mouse.down()
+    page.mouse.up()
+
+
+def test_the_timeline_says_what_is_known_of_an_op_and_of_a_message(page: Any, report: str) -> None:
     assert "plotly" not in report, "nothing but the timeline is drawn by scripts"
-    with shown(browser, tmp_path / "report.html", report) as page:
-        shown_text = re.sub(r"\s+", " ", _point_at(page, 1, "F", 2))
-        for part in ("Forward of microbatch 2", "rank1", "stage1", "chunk0", "from1", "length", "phasesteady"):
-            assert part in shown_text
-        assert "from its label" in shown_text
-        page.mouse.down()
-        page.mouse.up()
-        page.wait_for_selector(".timeline-side .bar-card:has-text('Forward of microbatch 2')")
-        texts = page.locator(".timeline-legend").inner_text()
-        assert {"Forward", "Backward", "warmup", "cooldown"} <= set(texts.split("\n"))
+    shown_text = re.sub(r"\s+", " ", _point_at(page, 1, "F", 2))
+    for part in ("Forward of microbatch 2", "rank1", "stage1", "chunk0", "from1", "length", "phasesteady"):
+        assert part in shown_text
+    assert "from its label" in shown_text
+    _click(page)
+    page.wait_for_selector(".timeline-side .bar-card:has-text('Forward of microbatch 2')")
+    texts = page.locator(".timeline-legend").inner_text()
+    assert {"Forward", "Backward", "warmup", "cooldown"} <= set(texts.split("\n"))
 
 
 @pytest.mark.parametrize("width", [340, 1300])
 def test_a_page_of_any_width_tells_the_bar_under_the_pointer_and_stays_usable_when_it_is_chosen(
-    browser: Any, report: str, tmp_path: Path, width: int
+    page: Any, width: int
 ) -> None:
-    with shown(browser, tmp_path / "report.html", report) as page:
-        page.set_viewport_size({"width": width, "height": 800})
-        page.wait_for_timeout(200)
-        assert "Backward of microbatch 3" in _point_at(page, 2, "B", 3)
-        page.mouse.down()
-        page.mouse.up()
-        page.wait_for_selector(".timeline-side .bar-card:has-text('Backward of microbatch 3')")
-        assert page.locator(".timeline-tip").is_hidden()
-        assert page.locator("canvas.timeline-canvas").bounding_box()["width"] > width * 0.6
-        page.locator(".timeline-side").get_by_text("Pin rank").click()
-        page.locator(".timeline-side").get_by_text("Unpin rank").wait_for()
-        page.locator(".timeline-side").get_by_title("Close (Esc)").click()
-        page.locator(".timeline-side").wait_for(state="hidden")
+    page.set_viewport_size({"width": width, "height": 800})
+    page.wait_for_timeout(200)
+    assert "Backward of microbatch 3" in _point_at(page, 2, "B", 3)
+    _click(page)
+    page.wait_for_selector(".timeline-side .bar-card:has-text('Backward of microbatch 3')")
+    assert page.locator(".timeline-tip").is_hidden()
+    assert page.locator("canvas.timeline-canvas").bounding_box()["width"] > width * 0.6
+    page.locator(".timeline-side").get_by_text("Pin rank").click()
+    page.locator(".timeline-side").get_by_text("Unpin rank").wait_for()
+    page.locator(".timeline-side").get_by_title("Close (Esc)").click()
+    page.locator(".timeline-side").wait_for(state="hidden")
 
 
-def test_the_wheel_is_the_page_s_until_the_timeline_was_clicked(browser: Any, report: str, tmp_path: Path) -> None:
-    with shown(browser, tmp_path / "report.html", report) as page:
-        _point_at(page, 1, "F", 2)
-        before = page.evaluate(VIEW)
-        top = page.evaluate("() => scrollY")
-        page.mouse.wheel(0, 100)
-        page.wait_for_function("top => scrollY > top", arg=top)
-        assert page.evaluate(VIEW) == before
-        _point_at(page, 1, "F", 2)
-        page.mouse.down()
-        page.mouse.up()
-        page.mouse.wheel(0, 100)
-        page.wait_for_function(f"before => ({VIEW})()[1] !== before", arg=before[1])
+def test_the_wheel_is_the_page_s_until_the_timeline_was_clicked(page: Any) -> None:
+    _point_at(page, 1, "F", 2)
+    before = page.evaluate(VIEW)
+    top = page.evaluate("() => scrollY")
+    page.mouse.wheel(0, 100)
+    page.wait_for_function("top => scrollY > top", arg=top)
+    assert page.evaluate(VIEW) == before
+    _point_at(page, 1, "F", 2)
+    _click(page)
+    page.mouse.wheel(0, 100)
+    page.wait_for_function(f"before => ({VIEW})()[1] !== before", arg=before[1])
 
 
-def test_a_step_is_shown_when_its_link_is_followed_and_keys_move_in_time(
-    browser: Any, report: str, tmp_path: Path
-) -> None:
-    with shown(browser, tmp_path / "report.html", report) as page:
-        first = page.evaluate(VIEW)
-        number = int(page.locator("details:not([open]) a[data-step]").first.get_attribute("data-step"))
-        other = page.locator(f"details:has(a[data-step='{number}'])")
-        other.locator("summary").click()
-        other.locator("a[data-step]").click()
-        second = page.evaluate(VIEW)
-        assert second[2] == number != first[2]
-        assert second[0] >= first[1] or second[1] <= first[0], "another range of time"
-        page.locator(".timeline-canvas").focus()
-        for key, is_as_meant in (
-            ("w", lambda view: view[1] - view[0] < second[1] - second[0]),
-            ("0", lambda view: view[1] - view[0] > second[1] - second[0]),
-            ("f", lambda view: view == second),
-        ):
-            page.keyboard.press(key)
-            page.wait_for_function(COMPLETE)
-            assert is_as_meant(page.evaluate(VIEW)), key
-        page.keyboard.press("?")
-        keys = page.locator(".timeline-help").inner_text()
-        assert "next, previous step" in keys
-        assert "critical path" not in keys, "which a server answers"
+def test_a_step_is_shown_when_its_link_is_followed_and_keys_move_in_time(page: Any) -> None:
+    first = page.evaluate(VIEW)
+    number = int(page.locator("details:not([open]) a[data-step]").first.get_attribute("data-step"))
+    other = page.locator(f"details:has(a[data-step='{number}'])")
+    other.locator("summary").click()
+    other.locator("a[data-step]").click()
+    second = page.evaluate(VIEW)
+    assert second[2] == number != first[2]
+    assert second[0] >= first[1] or second[1] <= first[0], "another range of time"
+    page.locator(".timeline-canvas").focus()
+    for key, is_as_meant in (
+        ("w", lambda view: view[1] - view[0] < second[1] - second[0]),
+        ("0", lambda view: view[1] - view[0] > second[1] - second[0]),
+        ("f", lambda view: view == second),
+    ):
+        page.keyboard.press(key)
+        page.wait_for_function(COMPLETE)
+        assert is_as_meant(page.evaluate(VIEW)), key
+    page.keyboard.press("?")
+    keys = page.locator(".timeline-help").inner_text()
+    assert "next, previous step" in keys
+    assert "critical path" not in keys, "which a server answers"
 
 
-def test_keys_are_the_pages_until_the_timeline_has_the_focus(browser: Any, report: str, tmp_path: Path) -> None:
-    with shown(browser, tmp_path / "report.html", report) as page:
-        before = page.evaluate(VIEW)
-        page.keyboard.press("w")
-        page.keyboard.press("n")
-        assert page.evaluate(VIEW) == before
+def test_keys_are_the_pages_until_the_timeline_has_the_focus(page: Any) -> None:
+    before = page.evaluate(VIEW)
+    page.keyboard.press("w")
+    page.keyboard.press("n")
+    assert page.evaluate(VIEW) == before
 
 
 def _of_short_bars(page: Any) -> str:
@@ -171,15 +173,13 @@ def _of_short_bars(page: Any) -> str:
     return str(lines)
 
 
-def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(
-    browser: Any, synthetic: Any, tmp_path: Path
-) -> None:
+def test_bars_that_the_page_has_no_room_for_are_shares_and_it_says_so(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "long").mkdir()
-    run = synthetic.write_run(tmp_path / "long", "1f1b", pp=4, num_microbatches=400, num_steps=5)
+    run = write_run(tmp_path / "long", "1f1b", pp=4, num_microbatches=400, num_steps=5)
     analysis = load([run])
-    whole = not_none(inline_run(analysis))
+    whole = inline_run(analysis)
     room = len(whole.data) // 2
-    timeline = not_none(inline_run(analysis, most=room))
+    timeline = inline_run(analysis, most=room)
     assert len(timeline.data) < len(whole.data)
     assert whole.lacks == ""
     assert re.fullmatch(
@@ -223,27 +223,23 @@ def test_a_simulated_step_is_called_what_it_is_and_has_no_number(
     timeline = inline_simulation(simulate("1f1b", pp=2, microbatches=4).simulation, name=name)
     with shown(browser, tmp_path / "page.html", timeline_page("paper", timeline)) as page:
         drawing = page.evaluate("() => document.querySelector('.timeline').timeline.svg()")
-        texts = {text.text for text in ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")}
+        texts = set(texts_of(drawing))
         assert {shown_name, "ms from the start"} <= texts
         _point_at(page, 1, "F", 2)
-        page.mouse.down()
-        page.mouse.up()
+        _click(page)
         page.wait_for_selector(".timeline-side .bar-card")
         words = page.locator(".timeline-side").inner_text() + page.locator(".timeline-tip").inner_text()
         assert "microbatch 2" in words
         assert not any("step" in text for text in {*texts, words} - {shown_name})
 
 
-def test_a_page_says_why_it_lacks_pictures_where_scripts_are_off(browser: Any, report: str, tmp_path: Path) -> None:
-    with shown(browser, tmp_path / "report.html", report) as page:
-        assert page.locator("noscript p").count() == 0, "text that nobody sees"
-        page.context.new_cdp_session(page).send("Emulation.setScriptExecutionDisabled", {"value": True})
-        page.reload()
-        assert page.locator("noscript p").is_visible()
-        assert (
-            page.locator("noscript p").inner_text().startswith("Pictures are not drawn: this browser runs no scripts.")
-        )
-        assert page.get_by_role("heading", name="Findings").is_visible()
+def test_a_page_says_why_it_lacks_pictures_where_scripts_are_off(page: Any) -> None:
+    assert page.locator("noscript p").count() == 0, "text that nobody sees"
+    page.context.new_cdp_session(page).send("Emulation.setScriptExecutionDisabled", {"value": True})
+    page.reload()
+    assert page.locator("noscript p").is_visible()
+    assert page.locator("noscript p").inner_text().startswith("Pictures are not drawn: this browser runs no scripts.")
+    assert page.get_by_role("heading", name="Findings").is_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -313,7 +309,7 @@ def test_memory_under_the_pointer_is_that_of_its_moment_at_every_zoom(
     held = np.random.default_rng(2).integers(1, 900, num_events) * 1_000_000
     columns = {"rank": 0, "t_ns": origin + times, "allocated_bytes": held, "reserved_bytes": held}
     run = replace(analysis, data=structs.replace(analysis.data, memory=pd.DataFrame(columns)))
-    with shown(browser, tmp_path / "page.html", timeline_page("memory", not_none(inline_run(run)))) as page:
+    with shown(browser, tmp_path / "page.html", timeline_page("memory", inline_run(run))) as page:
         for index in (10, num_events // 3, num_events // 2):
             middle = int(times[index] + times[index + 1]) // 2
             page.evaluate(
@@ -326,7 +322,7 @@ def test_memory_under_the_pointer_is_that_of_its_moment_at_every_zoom(
             page.wait_for_selector(f".timeline-tip:visible:has-text('allocated{held[index] // 1_000_000} MB')")
             assert page.inner_text(".timeline-status") == ""
 
-    without_room = not_none(inline_run(run, most=0))
+    without_room = inline_run(run, most=0)
     with shown(browser, tmp_path / "small.html", timeline_page("memory", without_room)) as page:
         page.evaluate("() => document.querySelector('.timeline').timeline.zoom(0.01)")
         page.wait_for_function(DRAWN)

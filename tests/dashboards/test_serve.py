@@ -42,7 +42,6 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str]:
 def test_a_dashboard_for_others_warns_and_lets_in_who_knows_its_token() -> None:
     """The address that is printed has the token; what is asked is under way when Ctrl-C ends it."""
     process = start(str(SAMPLES / "1f1b_p2"), "--host", "0.0.0.0", "--port", "0", "--no-open", "--token", "auto")
-    assert process.stdout is not None
     address = process.stdout.readline().split(" at ")[1].split()[0]
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
     with urlopen(address, timeout=ENDS_S) as answer:
@@ -104,7 +103,6 @@ def test_no_browser_is_opened_without_a_screen(monkeypatch: pytest.MonkeyPatch) 
     assert opened == []
     monkeypatch.setenv("DISPLAY", ":0")
     thread = open_browser("http://x/", lambda url: bool(opened.append(url)))
-    assert thread is not None
     thread.join(ENDS_S)
     assert opened == ["http://x/"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from tests.dashboards.canvas import STATE, drawn
-from tests.dashboards.conftest import visiting
+from tests.dashboards.conftest import Serve, Visiting, visiting
 
 pytestmark = pytest.mark.browser
 
-Serve = Callable[[Sequence[Path]], str]
-Visiting = Callable[[str], Any]
 QUESTIONS = [
     ("sums", "sum([0, 4e6], null)", "sum([0, 9e6], [1])", "escape()", "summed && [t.summed, t.side.innerText]"),
     ("find", "find('F 1')", "find('rank 2 B 2')", "escape()", "found && [t.found.text, t.foundNote.innerText]"),

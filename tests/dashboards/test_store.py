@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import dashboards.store
 from dashboards.app import begin_reading, create_app
 from dashboards.store import Loaded, Opening, Store
+from tests.dashboards.synthetic import write_run
 
 
-def test_an_analysis_is_made_once_until_a_file_changes(
-    tmp_path: Path, synthetic: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synthetic.write_run(tmp_path, "1f1b", pp=2, num_microbatches=2)
+def test_an_analysis_is_made_once_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path, "1f1b", pp=2, num_microbatches=2)
     store = Store([tmp_path])
     seen: list[Opening] = []
     note = store._note
@@ -27,7 +25,7 @@ def test_an_analysis_is_made_once_until_a_file_changes(
     assert (seen[0].num_files, seen[0].read, seen[-1].read) == (2, 0, 1)
     assert store.get() is first
     assert [step.step for step in first.steps] == [2]
-    synthetic.write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)
+    write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)
     assert [step.step for step in store.get().steps] == [2, 3]
 
 

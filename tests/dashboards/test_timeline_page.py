@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,24 +18,22 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
 from tests.dashboards.accessibility import violations
-from tests.dashboards.canvas import STATE, difference, drawn, picture
-from tests.dashboards.conftest import Visit, visiting
+from tests.dashboards.canvas import STATE, difference, drawn, opened_anew, picture, texts_of
+from tests.dashboards.conftest import Serve, Visit, Visiting, visiting
+from tests.dashboards.synthetic import write_run
+from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
 
-Serve = Callable[[Sequence[Path]], str]
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 
-
-def view(page: Any) -> tuple[float, float]:
+def view(page: Any) -> list[float]:
     """The range of time that is shown, ns."""
-    t0, t1 = page.evaluate(f"[{STATE}.t0, {STATE}.t1]")
-    return t0, t1
+    return page.evaluate(f"[{STATE}.t0, {STATE}.t1]")
 
 
-def place_of(page: Any, kind: str, microbatch: int, rank: int) -> tuple[float, float]:
+def place_of(page: Any, kind: str, microbatch: int, rank: int) -> list[float]:
     """The middle of an op on the screen, px."""
-    x, y = page.evaluate(
+    return page.evaluate(
         """([kind, microbatch, rank]) => {
             const timeline = document.querySelector('#timeline').timeline;
             const frame = timeline.canvas.getBoundingClientRect();
@@ -54,7 +52,6 @@ def place_of(page: Any, kind: str, microbatch: int, rank: int) -> tuple[float, f
         }""",
         [kind, microbatch, rank],
     )
-    return x, y
 
 
 def address(page: Any) -> str:
@@ -108,9 +105,9 @@ def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -
     up = [hop for stage in (3, 2, 1) for hop in (("B", stage), ("send", stage), ("recv", stage - 1))]
     assert shown == [*down, ("F", 3), *up, ("B", 0)]
     late = {ms_of(hop.locator(".hop-late").text_content()): hop.get_attribute("data-what") for hop in hops.all()}
-    drawing = ElementTree.fromstring(timeline.evaluate(f"{STATE}.svg()"))
-    labels = [text.text or "" for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    in_picture = {ms_of(text) for text in labels if text[:1] in "+−" and text[-1:] == "s"}
+    in_picture = {
+        ms_of(text) for text in texts_of(timeline.evaluate(f"{STATE}.svg()")) if text[:1] in "+−" and text[-1:] == "s"
+    }
     assert {ms for ms, what in late.items() if what in "FB"} <= in_picture <= late.keys(), (
         "each op has its deviation there"
     )
@@ -173,9 +170,7 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
     timeline.wait_for_function(f"() => {STATE}.critical")
     assert timeline.evaluate(f"{STATE}.sources") == ["planned", "simulated", "measured"]
     before, link = picture(timeline), address(timeline)
-    timeline.goto("about:blank")
-    timeline.goto(link)
-    drawn(timeline).wait_for_function(f"() => {STATE}.critical")
+    opened_anew(timeline, link).wait_for_function(f"() => {STATE}.critical")
     assert difference(timeline, before) == ""
     timeline.keyboard.press("f")
     timeline.keyboard.press("n")
@@ -201,8 +196,7 @@ def test_a_what_if_is_drawn_on_the_same_axis_with_its_own_legend_and_a_link_rest
     lit, link = picture(timeline), address(timeline)
     assert "whatif=schedule%3Dzb-h1" in link
     assert "Weight gradient" in timeline.inner_text(".timeline-legend")
-    timeline.goto("about:blank")
-    timeline.goto(link)
+    opened_anew(timeline, link)
     timeline.wait_for_function(f"() => document.querySelector('#timeline') && {STATE}.change")
     assert difference(timeline, lit) == ""
     timeline.keyboard.press("4")
@@ -227,7 +221,7 @@ def test_a_search_goes_from_hit_to_hit(timeline: Any) -> None:
     )
 
 
-def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, visit: Callable[[str], Any]) -> None:
+def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
     """Thousands of ops of 20 ranks: groups open and close, and every op is a bar or counted in a cell."""
     ops = simulate(build("1f1b", 4, 64), uniform(1_000_000, 2_000_000)).ops()
     ops = ops[["rank", "kind", "stage", "microbatch", "start_ns", "end_ns"]]
@@ -253,8 +247,7 @@ def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, v
     tiles = page.evaluate(counts)
     assert all(count == bars + cells for count, bars, cells in tiles)
     assert sum(count for count, _, _ in tiles) == 32 * len(ops) // 4, "a block of ranks"
-    drawing = ElementTree.fromstring(page.evaluate(f"{STATE}.svg()"))
-    texts = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    texts = {*texts_of(page.evaluate(f"{STATE}.svg()"))}
     assert {"rank 0", "rank 4", "step 0", "\u25b8 stage 1", "Forward", "fill"} <= texts
 
 
@@ -292,9 +285,7 @@ def test_a_timeline_that_was_left_is_drawn_no_more(timeline: Any) -> None:
     assert timeline.evaluate("() => window.isDrawnAgain") is None
 
 
-def test_a_bar_in_several_tiles_is_drawn_once_and_below_it_no_gap_is_lost(
-    visit: Callable[[str], Any], serve: Serve
-) -> None:
+def test_a_bar_in_several_tiles_is_drawn_once_and_below_it_no_gap_is_lost(visit: Visiting, serve: Serve) -> None:
     """Drawn twice a translucent bar is darker, and an op hides the gaps that its first tile has drawn in it."""
     page = drawn(visit(serve([SAMPLES / "gpu_1f1b_p4"]) + "timeline").page)
     crossing = page.evaluate(
@@ -312,7 +303,7 @@ def test_a_bar_in_several_tiles_is_drawn_once_and_below_it_no_gap_is_lost(
     assert {"exposed transfer", "not launched", "unexplained"} <= {part.text for part in parts}
 
 
-def test_names_of_a_trace_are_text(visit: Callable[[str], Any], serve: Serve, run_p4: Path, browser: Any) -> None:
+def test_names_of_a_trace_are_text(visit: Visiting, serve: Serve, run_p4: Path, browser: Any) -> None:
     hostile = "<img src=x onerror=\"document.title='attacked'\">"
 
     def attack(route: Any) -> None:
@@ -348,12 +339,8 @@ def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_
     timeline.mouse.move(*place_of(timeline, "F", 2, 3))
     timeline.wait_for_selector(".timeline-tip:visible")
     timeline.keyboard.press("r")
-    assert timeline.evaluate(f"{STATE}.rows.map(row => [row.at, row.isPinned])") == [
-        [3, True],
-        [0, False],
-        [1, False],
-        [2, False],
-    ]
+    pinned = timeline.evaluate(f"{STATE}.rows.map(row => [row.at, row.isPinned])")
+    assert pinned == [[3, True], [0, False], [1, False], [2, False]]
     timeline.mouse.click(*place_of(timeline, "B", 4, 2))
     card = timeline.locator(".bar-card", has_text="Backward of microbatch 4")
     card.get_by_role("button", name="Keep").click()
@@ -370,8 +357,7 @@ def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_
     expected = [0, 0.3 * 8 / 2 * pixels_per_ms, 0, 0]  # stage 1 is 1.3 times as slow, and all begin together
     assert longer == pytest.approx(expected, abs=0.01)
     before, link = picture(timeline), address(timeline)
-    timeline.goto("about:blank")
-    timeline.goto(link)
+    opened_anew(timeline, link)
     assert difference(timeline, before) == ""
     assert "times of different ranks do not compare" in timeline.inner_text("#timeline-aligned")
     timeline.click("#timeline-unalign")
@@ -383,7 +369,7 @@ def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_
     assert timeline.evaluate(f"{STATE}.pinHeight") == 0
 
 
-def test_the_timeline_takes_the_room_that_is_left(visit: Callable[[str], Any], serve: Serve, run_p4: Path) -> None:
+def test_the_timeline_takes_the_room_that_is_left(visit: Visiting, serve: Serve, run_p4: Path) -> None:
     page = drawn(visit(serve([run_p4]) + "timeline?sources=planned,simulated,measured").page)
     height = page.evaluate(f"{STATE}.height")
     page.evaluate("document.querySelector('#opening').textContent = 'Reading 4 files'")
@@ -407,8 +393,7 @@ def note(page: Any, words: str) -> None:
 
 def lanes_of(page: Any, rank: int) -> list[str]:
     """The lanes below the ops of a rank, as they are drawn."""
-    names: list[str] = page.evaluate(f"{STATE}.rowOfRank.get({rank}).sources[0].lanes.slice(1).map(lane => lane.name)")
-    return names
+    return page.evaluate(f"{STATE}.rowOfRank.get({rank}).sources[0].lanes.slice(1).map(lane => lane.name)")
 
 
 UNKNOWN_WORDS = """async () => {
@@ -423,9 +408,7 @@ UNKNOWN_WORDS = """async () => {
 }"""
 
 
-def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
-    visit: Callable[[str], Any], serve: Serve
-) -> None:
+def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(visit: Visiting, serve: Serve) -> None:
     """One page: lanes without bars take no room, names are found, and a range has sums that a link restores."""
     page = drawn(visit(serve([SAMPLES / "gpu_nccl_1f1b_p4"]) + "timeline?step=3&find=exposed+transfer+pp+step+3").page)
     assert page.inner_text("#timeline-found").startswith("1 of ")
@@ -464,9 +447,7 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
     page.wait_for_function(f"() => {STATE}.found.index === 1")
     assert view(page) != first
     hit, link = page.evaluate(f"{STATE}.found.bars[1]"), address(page)
-    page.goto("about:blank")
-    page.goto(link)
-    drawn(page)
+    opened_anew(page, link)
     assert page.evaluate(f"{STATE}.found.bars[{STATE}.found.index]") == hit, "a link goes to the hit that was shown"
     page.focus(".timeline-canvas")
     page.keyboard.press("f")
@@ -486,9 +467,7 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
     assert violations(page) == []
     page.emulate_media(color_scheme="light")
     link = address(page)
-    page.goto("about:blank")
-    page.goto(link)
-    drawn(page)
+    opened_anew(page, link)
     assert page.inner_text("#timeline-sums") == sums
     page.keyboard.press("Escape")
     assert page.locator("#timeline-sums").count() == 0
@@ -519,7 +498,7 @@ def plain_run(tmp_path: Path) -> Path:
 
 
 def test_the_timeline_begins_with_the_typical_step_before_the_header_knows_it(
-    browser: Any, visit: Callable[[str], Any], serve: Serve, plain_run: Path
+    browser: Any, visit: Visiting, serve: Serve, plain_run: Path
 ) -> None:
     held: list[Any] = []
 
@@ -543,7 +522,7 @@ def test_the_timeline_begins_with_the_typical_step_before_the_header_knows_it(
 
 
 def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
-    visit: Callable[[str], Any], serve: Serve, plain_run: Path
+    visit: Visiting, serve: Serve, plain_run: Path
 ) -> None:
     page = drawn(visit(serve([plain_run]) + "timeline").page)
     assert lanes_of(page, 0) == ["stream 7", "thread 1"]
@@ -561,9 +540,9 @@ def test_a_run_without_a_pipeline_has_its_kernels_and_operators_from_the_start(
 
 
 def test_the_whole_run_is_seen_above_the_rows_where_few_ranks_ever_compute_at_once(
-    tmp_path: Path, visit: Callable[[str], Any], serve: Serve, synthetic: Any
+    tmp_path: Path, visit: Visiting, serve: Serve
 ) -> None:
-    page = drawn(visit(serve([synthetic.write_run(tmp_path, "gpipe", pp=8, num_microbatches=1)]) + "timeline").page)
+    page = drawn(visit(serve([write_run(tmp_path, "gpipe", pp=8, num_microbatches=1)]) + "timeline").page)
     painted = f"""() => {{
         const {{ mini }} = {STATE};
         const line = mini.getContext("2d").getImageData(mini.width / 4, mini.height / 3, mini.width / 2, 1).data;
@@ -587,13 +566,8 @@ def test_titles_are_the_servers_before_it_answers(timeline: Any, run_p4: Path) -
     timeline.wait_for_selector("#no-hang")
     timeline.evaluate(GO, "/timeline?step=2&sources=planned,simulated,measured")
     found = drawn(timeline).evaluate(TITLES)
-    expected = {
-        ("planned", "ops"),
-        ("simulated", "ops"),
-        ("measured", "ops"),
-        ("measured", "comms"),
-        ("measured", "back"),
-    }
+    expected = {(source, "ops") for source in ("planned", "simulated")}
+    expected |= {("measured", table) for table in ("ops", "comms", "back")}
     assert {(source, table) for source, table, _, _ in found} >= expected
     tiles = Timeline(load([run_p4]))
     for source, table, row, title in found:

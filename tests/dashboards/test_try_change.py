@@ -15,10 +15,10 @@ from dashboards.wishes import FIELDS
 from pptrace.api.whatif import Predictions
 from pptrace.api.wishes import Wishes
 from pptrace.errors import UsageError
+from tests.dashboards.attacker import CALLBACK, SECRET
 from tests.support.programs import SAMPLES
 
 RUN = SAMPLES / "uneven_p4"
-SECRET = "only-who-knows-this"
 
 
 def verify(client: Any, clicks: Any = 1, address: str = "127.0.0.1", **form: Any) -> Any:
@@ -35,9 +35,7 @@ def verify(client: Any, clicks: Any = 1, address: str = "127.0.0.1", **form: Any
         "changedPropIds": ["try-verify.n_clicks"],
     }
     headers = {"Authorization": f"Bearer {SECRET}"}
-    return client.post(
-        "/_dash-update-component", json=asked, headers=headers, environ_overrides={"REMOTE_ADDR": address}
-    )
+    return client.post(CALLBACK, json=asked, headers=headers, environ_overrides={"REMOTE_ADDR": address})
 
 
 def test_a_change_is_run_in_real_processes() -> None:

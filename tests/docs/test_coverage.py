@@ -36,7 +36,6 @@ def _names(node: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[str]:
 
 
 def options_of(command: click.Command | None) -> set[str]:
-    assert command is not None
     context = click.Context(command)
     names = {name for option in command.get_params(context) for name in option.opts}
     if not isinstance(command, click.Group):

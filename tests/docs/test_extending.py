@@ -71,8 +71,6 @@ def test_the_labels_are_read(made: list[str]) -> None:
         return next((make(match) for pattern, make in labels.RULES if (match := pattern.fullmatch(name))), None)
 
     backward, step = read("acme/bwd/s3/mb12"), read("acme/step/7")
-    assert backward is not None
-    assert step is not None
     assert [str(action) for action in backward.actions] == ["3B12"]
     assert (step.span, step.step) == ("STEP", 7)
     assert read("acme/bwd/s3") is None

@@ -22,7 +22,7 @@ def test_each_quoted_line_is_one_of_the_report_in_its_order() -> None:
 def test_its_commands_are_commands() -> None:
     named = set(re.findall(r"(?:^|`)pptrace (\w+) ", PAGE, re.MULTILINE))
     assert named >= {"run", "analyze", "whatif", "compare", "dashboard"}
-    assert named <= set(cli.list_commands(None))  # type: ignore[arg-type]
+    assert named <= set(cli.list_commands(None))
 
 
 def test_the_readme_and_the_index_lead_to_it() -> None:

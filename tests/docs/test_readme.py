@@ -35,7 +35,7 @@ def test_each_line_of_its_predictions_is_one_of_the_terminals() -> None:
     result = pptrace.load(SAMPLES / "uneven_p4", cache=False).whatif().result
     console = Console(width=100, file=io.StringIO(), highlight=False)
     console.print(whatif_text(result, 100))
-    printed = {line.rstrip() for line in console.file.getvalue().splitlines()}  # type: ignore[attr-defined]
+    printed = {line.rstrip() for line in console.file.getvalue().splitlines()}
     assert len(shown) > 5
     assert [line for line in shown if line != "…" and line not in printed] == []
 

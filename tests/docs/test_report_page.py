@@ -231,7 +231,6 @@ _SERIES = StepSeries(30, 9, 10, 10, 20, 21, _OUTLIERS, _CHANGES)
 
 
 def _with_prediction(report: Report) -> Report:
-    assert report.memory is not None
     predicted = PredictedMemory(1, 2, 3, None, None, (StageActivations(0, 4),))
     ranks = tuple(replace(rank, predicted=predicted) for rank in report.memory.ranks)
     return replace(report, memory=replace(report.memory, ranks=ranks))
@@ -388,4 +387,4 @@ def test_the_fields_of_a_simulation_are_described() -> None:
 
 def test_the_fields_of_a_verdict_are_described() -> None:
     result = hang_object(HangResult(HANG, "", (0, 3)))
-    assert set(result) | set(HANG) | set(HANG["edges"][0]) <= names(section("`hang`")) | {"hang"}  # type: ignore[arg-type]
+    assert set(result) | set(HANG) | set(HANG["edges"][0]) <= names(section("`hang`")) | {"hang"}

@@ -55,7 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_sphinx
 def test_the_command_line_page_has_every_command(site: Path) -> None:
     text = re.sub(r"<[^>]+>", "", (site / "cli.html").read_text(encoding="utf-8"))
-    assert all(f"pptrace {name} [OPTIONS]" in " ".join(text.split()) for name in cli.list_commands(None))  # type: ignore[arg-type]
+    assert all(f"pptrace {name} [OPTIONS]" in " ".join(text.split()) for name in cli.list_commands(None))
 
 
 @needs_sphinx

@@ -20,7 +20,7 @@ PLAN = registry.build("1f1b", 4, 8)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.fault], ids=lambda case: case.name)
-def test_every_fault_of_the_docs_is_an_option(case) -> None:  # type: ignore[no-untyped-def]
+def test_every_fault_of_the_docs_is_an_option(case) -> None:
     assert Fault.read(str(case.fault)) == case.fault
 
 
@@ -78,7 +78,7 @@ def test_before_its_first_step_a_fault_does_nothing(text: str, monkeypatch: pyte
     faults.install_faults([Fault.read(f"{text},since=5")], mesh, PLAN)
     for num_steps in (4, 5):
         monkeypatch.setattr(faults.session, "current", lambda: SimpleNamespace(num_steps=num_steps))  # noqa: B023
-        runtime.HANDLERS[Kind.F](None, None)  # type: ignore[arg-type]
-        runtime.PipelineRuntime.run(None)  # type: ignore[call-arg, arg-type]
-        transport.Wire._post_one(SimpleNamespace(_rank=1), SimpleNamespace(sending=True, pp_rank=2))  # type: ignore[arg-type]
+        runtime.HANDLERS[Kind.F](None, None)
+        runtime.PipelineRuntime.run(None)
+        transport.Wire._post_one(SimpleNamespace(_rank=1), SimpleNamespace(sending=True, pp_rank=2))
         assert occurred == [0.003] * (num_steps - 4)

@@ -11,7 +11,6 @@ from instrument.backward_split.split import attach
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
 from instrument.offload import FROM_HOST, TO_HOST, OffloadingStage
 from instrument.recorder import Recorder
-from tests.support.optional import not_none
 
 TOKENS = torch.randint(256, (2, 16), generator=torch.Generator().manual_seed(1))
 
@@ -27,7 +26,7 @@ def gradients(stage: GptStage, module: nn.Module, *, splits: bool = False) -> li
             loss.backward()
         for weights in work:
             weights.run()
-    return [not_none(parameter.grad).clone() for parameter in stage.parameters()]
+    return [parameter.grad.clone() for parameter in stage.parameters()]
 
 
 @pytest.mark.parametrize("splits", [False, True])

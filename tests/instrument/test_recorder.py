@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from pathlib import Path
 
 import nvtx
 import pytest
@@ -14,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from instrument.recorder import Recorder
 from pptrace.marks import Axis, Collective, SpanKind, SpanMark, Transfer
 from pptrace.schedule.actions import Action, Kind, Phase
+from tests.support.profiled import events_of
 
 ACTION = Action(Kind.F, 2, 3, 1, Phase.WARMUP)
 
@@ -31,10 +30,8 @@ class Counted:
         return Transfer(Action(Kind.SEND_F, 2, 3), 5, 4096)
 
 
-def names(profiler: profile, path: Path) -> list[str]:
-    profiler.export_chrome_trace(str(path))
-    events = json.loads(path.read_text())["traceEvents"]
-    return [event["name"] for event in events if event["name"].startswith("pp1:")]
+def names(profiler: profile) -> list[str]:
+    return [event.name for event in events_of(profiler) if event.name.startswith("pp1:")]
 
 
 def test_nothing_is_built_while_nobody_listens() -> None:
@@ -58,7 +55,6 @@ def test_routes_can_be_counted_while_nothing_records() -> None:
         assert recorder.counts_routes
         recorder.expert_counts.add(1, 0, chosen, chosen, 4, (0, [2, 1, 1, 0]))
     facts = counts.facts()
-    assert facts is not None
     assert facts["forwards"] == [[1, 0, [2, 1, 1, 0]]]
     assert recorder.expert_counts.facts() == before
     assert not recorder.counts_routes
@@ -69,11 +65,10 @@ def test_routes_that_are_counted_by_themselves_are_in_a_trace_that_is_recorded_m
     with recorder.counting_routes():
         recorder.expert_counts.add(1, 0, chosen, chosen, 4, (0, [2, 1, 1, 0]))
     facts = recorder.expert_counts.facts()
-    assert facts is not None
     assert (facts["top_k"], facts["forwards"]) == (2, [[1, 0, [2, 1, 1, 0]]])
 
 
-def test_a_range_survives_the_profiler_starting_and_stopping_inside_it(tmp_path: Path) -> None:
+def test_a_range_survives_the_profiler_starting_and_stopping_inside_it() -> None:
     recorder = Recorder()
     with recorder.span(SpanKind.STEP, 0), profile(activities=[ProfilerActivity.CPU]) as first:
         left_open = recorder.span(SpanKind.STEP, 1)
@@ -81,13 +76,13 @@ def test_a_range_survives_the_profiler_starting_and_stopping_inside_it(tmp_path:
     left_open.__exit__(None, None, None)
     with profile(activities=[ProfilerActivity.CPU]) as second, recorder.span(SpanKind.STEP, 2):
         pass
-    assert names(second, tmp_path / "second.json") == ["pp1:STEP step=2"]
-    assert "pp1:STEP step=0" not in names(first, tmp_path / "first.json")
+    assert names(second) == ["pp1:STEP step=2"]
+    assert "pp1:STEP step=0" not in names(first)
 
 
 @pytest.mark.parametrize(("all_threads", "seen"), [(True, ["pp1:STEP step=0"]), (False, [])])
 def test_a_range_of_another_thread_is_recorded_where_the_profiler_watches_it(
-    all_threads: bool, seen: list[str], tmp_path: Path
+    all_threads: bool, seen: list[str]
 ) -> None:
     recorder = Recorder()
 
@@ -100,7 +95,7 @@ def test_a_range_of_another_thread_is_recorded_where_the_profiler_watches_it(
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    assert names(profiler, tmp_path / "trace.json") == seen
+    assert names(profiler) == seen
 
 
 class Nsight:

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from instrument.expert.dispatch import RowDispatch, TokenDispatch
-from instrument.expert.layer import ExpertLayer
 from instrument.expert.pieces import Tape, run_through
-from instrument.models.gpt import Block, GptStage
 from instrument.pipeline.memory import StorageWatch
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
@@ -37,10 +35,7 @@ def _hold(mix: Mix, sequences: int) -> HeldLayer:
     mesh = mesh_of(mix)
     runtime = runtime_of(mix, mesh, Recorder())
     stage = next(iter(runtime.program.stages.values()))
-    assert isinstance(stage, GptStage)
     block = next(iter(stage.blocks.values()))
-    assert isinstance(block, Block)
-    assert isinstance(block.experts, ExpertLayer)
     dispatches: list[LayerRoutes] = []
     make = block.experts._dispatch
 
@@ -49,7 +44,7 @@ def _hold(mix: Mix, sequences: int) -> HeldLayer:
         dispatches.append(counted(dispatch))
         return dispatch
 
-    block.experts._dispatch = noted  # type: ignore[method-assign]
+    block.experts._dispatch = noted
     torch.manual_seed(mesh.dp_rank)
     length = parallel_of(runtime).activation_length(SEQUENCE)
     x = torch.randn(sequences, length, HIDDEN, dtype=mix.config.dtype).requires_grad_()

@@ -11,7 +11,7 @@ from torch import Tensor
 from instrument.expert.dispatch import TokenDispatch
 from instrument.expert.layer import ExpertLayer
 from instrument.expert.pieces import Tape, run_through
-from instrument.models.gpt import GptStage, cross_entropy
+from instrument.models.gpt import cross_entropy
 from instrument.pipeline.memory import StorageWatch
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
@@ -41,7 +41,6 @@ def _hold(mix: Mix, sequences: int) -> list[HeldWork]:
     runtime = runtime_of(mix, mesh, Recorder())
     parallel, found = parallel_of(runtime), []
     for number, stage in runtime.program.stages.items():
-        assert isinstance(stage, GptStage)
         routes: list[LayerRoutes] = []
         for block in stage.blocks.values():
             if isinstance(block.experts, ExpertLayer):
@@ -84,4 +83,4 @@ def _note(layer: ExpertLayer, routes: list[LayerRoutes]) -> None:
         routes.append(counted(dispatch))
         return dispatch
 
-    layer._dispatch = noted  # type: ignore[method-assign]
+    layer._dispatch = noted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +17,7 @@ SIZES = [
     *("--microbatches", "2", "--layers", "2", "--hidden", "1024", "--heads", "16", "--sequence", "512"),
     *("--vocabulary", "512", "--cp", "4"),
 ]
+COSTS = ("--tflops", "312", "--link", "cp=300")
 
 
 def test_scores_of_a_contiguous_layout_at_cp_4_are_those_known() -> None:
@@ -57,18 +59,22 @@ def test_a_chunk_of_flops_over_bandwidth_hides_its_keys(flops: float, bandwidth:
 def test_fewer_key_heads_hide_sooner_and_half_of_the_scores_later() -> None:
     assert hiding_chunk(1000, 2, kv_share=1 / 8) == 125
     assert hiding_chunk(1000, 2, scores_share=0.5) == 2000
-    assert hiding_chunk(1000, 2, sum_bytes=4) == pytest.approx(
-        1000 * 3 / 2.5
-    )  # three times the bytes, 2.5 times the work
+    of_sums = hiding_chunk(1000, 2, sum_bytes=4)
+    assert of_sums == pytest.approx(1000 * 3 / 2.5)  # three times the bytes, 2.5 times the work
+
+
+def estimated(*options: str) -> dict[str, Any]:
+    """The command's answer as JSON."""
+    given = ["estimate", "1f1b", *SIZES, *options, "--json", "-"]
+    return json.loads(CliRunner().invoke(cli, given).output)
 
 
 def test_estimate_says_from_which_sequence_on_a_ring_hides_its_keys() -> None:
-    result = CliRunner().invoke(cli, ["estimate", "1f1b", *SIZES, "--tflops", "312", "--link", "cp=300", "--json", "-"])
-    context = json.loads(result.output)["context"]
+    context = estimated(*COSTS)["context"]
     assert context["contiguous_scores"] == [8_256, 24_640, 41_024, 57_408]
     assert context["hides_forward_from"] == 4 * 2 * 1040  # causal and balanced: twice F / B
     assert context["hides_backward_from"] == 9_984  # 1.2 times as much, and 8 divides it
-    shown = CliRunner().invoke(cli, ["estimate", "1f1b", *SIZES, "--tflops", "312", "--link", "cp=300"]).output
+    shown = CliRunner().invoke(cli, ["estimate", "1f1b", *SIZES, *COSTS]).output
     assert "from 8,320 tokens a sequence on" in " ".join(shown.split())
 
 
@@ -76,22 +82,19 @@ def test_estimate_says_from_which_sequence_on_a_ring_hides_its_keys() -> None:
     ("more", "context"), [(["--cp-comm-type", "all_gather"], "gathered"), (["--ulysses", "4"], None)]
 )
 def test_gathered_keys_hide_behind_no_ring(more: list[str], context: str | None) -> None:
-    given = ["estimate", "1f1b", *SIZES, "--tflops", "312", "--link", "cp=300", *more, "--json", "-"]
-    known = json.loads(CliRunner().invoke(cli, given).output)["context"]
+    known = estimated(*COSTS, *more)["context"]
     assert (known is None) == (context is None)
     assert known is None or known["hides_forward_from"] is None
 
 
 def test_gathered_keys_send_what_rotating_ones_do_and_calls_fewer() -> None:
     def sent(kind: str) -> tuple[int, int]:
-        result = CliRunner().invoke(cli, ["estimate", "1f1b", *SIZES, "--cp-comm-type", kind, "--json", "-"])
-        rows = [row for row in json.loads(result.output)["communication"] if row["axis"] == "cp"]
+        rows = [row for row in estimated("--cp-comm-type", kind)["communication"] if row["axis"] == "cp"]
         keys = [row for row in rows if row["kind"] in ("send", "all_gather", "reduce_scatter")]
         return sum(row["wire_bytes"] for row in keys), sum(row["calls"] for row in keys)
 
     (rotating, exchanges), (gathered, calls) = sent("p2p"), sent("all_gather")
     assert rotating == gathered
-    assert (exchanges, calls) == (
-        2 * 2 * 9,
-        2 * 2 * 3,
-    )  # of 2 layers and 2 microbatches: 3 + 6 messages, 1 + 2 collectives
+    layers = microbatches = 2
+    assert exchanges == layers * microbatches * (3 + 6)  # messages
+    assert calls == layers * microbatches * (1 + 2)  # collectives

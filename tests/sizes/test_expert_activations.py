@@ -37,11 +37,10 @@ def alive_after_forward(options: ExpertOptions, dtype: torch.dtype) -> tuple[int
     """(bytes that a layer holds after its forward, its output too; rows that its experts computed)."""
     torch.manual_seed(0)
     block = Block(GptConfig(2, HIDDEN, HEADS, LENGTH, dtype=dtype, experts=options))
-    assert block.experts is not None
     block.experts.draw_experts(1, 0.02)
     computed: list[int] = []
     inner = block.experts._compute
-    block.experts._compute = lambda rows, of: (computed.append(len(rows)), inner(rows, of))[1]  # type: ignore
+    block.experts._compute = lambda rows, of: (computed.append(len(rows)), inner(rows, of))[1]
     x = torch.randn(SEQUENCES, LENGTH, HIDDEN, dtype=dtype).requires_grad_()
     watch = StorageWatch(block.parameters())
     with watch:

@@ -18,7 +18,7 @@ from tests.instrument.pipeline.cases.memory import predict
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
 from tests.sizes.held_replicas import Held, Sharded, hold
 from tests.support.extent import by_turns
-from tests.support.gpt_runs import facts
+from tests.support.gpt_runs import facts, facts_of_model
 from tests.support.pool import Pool
 
 HIDDEN, SEQUENCE, VOCABULARY = 32, 16, 256
@@ -28,12 +28,7 @@ ENDS = 2 * VOCABULARY * HIDDEN + SEQUENCE * HIDDEN + 2 * HIDDEN
 
 
 def parts(
-    facts: GptFacts,
-    mesh: MeshShape,
-    schedule: str = "1f1b",
-    microbatches: int = 4,
-    rank: int = 0,
-    chunks: int = 1,
+    facts: GptFacts, mesh: MeshShape, schedule: str = "1f1b", microbatches: int = 4, rank: int = 0, chunks: int = 1
 ) -> PredictedParts:
     volume = StepVolume(facts, mesh, build(schedule, mesh.pp, microbatches, chunks))
     return MemoryPrediction(volume, on_device=False).of_rank(rank)
@@ -61,10 +56,8 @@ def test_stages_that_sleep_keep_what_they_do_without() -> None:
         awake, asleep = (
             parts(replace(run, sleeps=sleeps), on, schedule, chunks=chunks).activations for sleeps in (False, True)
         )
-        assert awake is not None
-        assert asleep is not None
         is_in_pieces = run.experts is not None  # whose halves run in turn where stages sleep
-        assert (asleep < awake) if is_in_pieces else (asleep == awake)
+        assert 0 < asleep < awake if is_in_pieces else 0 < asleep == awake
 
 
 def test_zero_shards_the_optimizer_over_the_replicas() -> None:
@@ -84,18 +77,8 @@ def test_activations_along_a_plan_that_splits_backwards_are_those_that_stages_ke
 ) -> None:
     """The stages of a real model keep that after their forwards, and after their I."""
     case = Case(schedule, 2, 6, chunks=SCHEDULES[schedule].default_chunks, recompute=recompute, keep=keep)
-    config = case.config
-    run = facts(
-        hidden=config.hidden,
-        heads=config.heads,
-        kv_heads=config.heads,
-        sequence=config.sequence,
-        microbatch_size=MICROBATCH_SIZE,
-        dtype="float64",
-        layers_per_stage=tuple(map(len, case.cut)),
-        recompute=recompute.value,
-        recompute_microbatches_beyond=keep,
-    )
+    stages = tuple(map(len, case.cut))
+    run = facts_of_model(case.config, MICROBATCH_SIZE, layers_per_stage=stages, recompute_microbatches_beyond=keep)
     for rank in range(2):
         memory = MemoryPrediction(StepVolume(run, MeshShape(pp=2), case.plan), on_device=False).of_rank(rank)
         assert memory.activations == predict(case, rank)

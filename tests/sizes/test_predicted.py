@@ -18,13 +18,10 @@ from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.predicted import predicted_facts, routes_of
 from pptrace.sizes.step import StepVolume
 from tests.support.gpt_runs import facts
-from tests.support.optional import not_none
 
 
 def read_back(volume: StepVolume, rank: int, steps: range) -> RankPrediction:
-    prediction = read_prediction(json.loads(json.dumps(predicted_facts(volume, rank, steps, on_device=False))))
-    assert prediction is not None
-    return prediction
+    return read_prediction(json.loads(json.dumps(predicted_facts(volume, rank, steps, on_device=False))))
 
 
 @pytest.mark.parametrize("sync", ["synchronous", "post-validation"])
@@ -52,7 +49,7 @@ def test_without_counts_of_routes_what_depends_on_them_is_null() -> None:
     model = facts(layers_per_stage=(1,), experts=ExpertOptions(4))
     volume = StepVolume(model, MeshShape(1, dp=2, ep=2), build("1f1b", 1, 2))
     prediction = read_back(volume, 0, range(3, 4))
-    of_step = not_none(prediction.of_step(3))
+    of_step = prediction.of_step(3)
     assert of_step["ep", "all_to_all"] is None
     assert of_step["dp", "all_reduce"] is not None
     assert (prediction.memory.activations, prediction.memory.of_stage) == (None, {})

@@ -184,12 +184,8 @@ def test_a_tied_embedding_with_both_ends_on_a_rank_is_summed_there() -> None:
 
 def test_partly_recomputed_microbatches_repeat_their_forward() -> None:
     none, part, full = (
-        step_of(replace(facts(), **changes), MeshShape(1, tp=2))[0][("tp", "all_reduce")].count
-        for changes in (
-            dict[str, object](),
-            {"recompute_microbatches_beyond": 0, "recompute": "none"},
-            {"recompute": "full"},
-        )
+        step_of(facts(**changes), MeshShape(1, tp=2))[0][("tp", "all_reduce")].count
+        for changes in ({}, {"recompute_microbatches_beyond": 0}, {"recompute": "full"})
     )
     assert full == none + 4 * 4 * 2
     assert part == full  # one microbatch is in flight, and none may keep its activations

@@ -20,6 +20,8 @@ Events = list[Event]
 RANK = 1
 """The rank whose trace is changed."""
 MANY, FEW = 20, 4
+WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+CALLS = ("cuda_runtime", "cuda_driver")
 
 
 def of(events: Events, category: str, name: str = "") -> Events:
@@ -38,10 +40,13 @@ def without(events: Events, gone: Events) -> Events:
     return [event for event in events if id(event) not in ids]
 
 
+def calls_of(events: Events) -> Events:
+    return [call for category in CALLS for call in of(events, category)]
+
+
 def launches_of(events: Events, kernels: Events) -> Events:
     numbers = {kernel["args"]["correlation"] for kernel in kernels}
-    calls = [*of(events, "cuda_runtime"), *of(events, "cuda_driver")]
-    return [event for event in calls if event["args"].get("correlation") in numbers]
+    return [call for call in calls_of(events) if call["args"].get("correlation") in numbers]
 
 
 def with_launch(events: Events, work: Events) -> Events:
@@ -57,7 +62,7 @@ def lost(events: Events) -> Events:
 
 def no_device_events(events: Events) -> Events:
     """pytorch/kineto issue 996."""
-    return [event for event in events if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset", "ac2g")]
+    return [event for event in events if event.get("cat") not in (*WORK, "ac2g")]
 
 
 def without_launch(events: Events) -> Events:
@@ -75,7 +80,7 @@ def before_recording(events: Events) -> Events:
 
 def no_correlation(events: Events) -> Events:
     for event in events:
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"):
+        if event.get("cat") in (*WORK, *CALLS):
             event["args"].pop("correlation", None)
     return events
 
@@ -90,19 +95,11 @@ def repeated_correlation(events: Events) -> Events:
 
 def with_clock_off(events: Events, microseconds: float, drift: float = 0.0) -> Events:
     """torch-spyre issue 3274: the clock of the device is not the host's; ``drift`` is how much more it is off in the end."""
-    work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    work = [event for event in events if event.get("cat") in WORK]
     begin, end = min(event["ts"] for event in work), max(event["ts"] for event in work)
     for event in work:
         event["ts"] += microseconds + drift * (event["ts"] - begin) / (end - begin)
     return events
-
-
-def before_launch(events: Events) -> Events:
-    return with_clock_off(events, -2_000)
-
-
-def after_wait(events: Events) -> Events:
-    return with_clock_off(events, 2_000)
 
 
 def out_of_order(events: Events) -> Events:
@@ -246,8 +243,8 @@ KINDS: dict[Damage, tuple[Change, int | None]] = {
     Damage.WORK_BEFORE_RECORDING: (before_recording, FEW),
     Damage.NO_CORRELATION: (no_correlation, None),
     Damage.REPEATED_CORRELATION: (repeated_correlation, FEW),
-    Damage.KERNELS_BEFORE_LAUNCH: (before_launch, None),
-    Damage.KERNELS_AFTER_WAIT: (after_wait, None),
+    Damage.KERNELS_BEFORE_LAUNCH: (partial(with_clock_off, microseconds=-2_000), None),
+    Damage.KERNELS_AFTER_WAIT: (partial(with_clock_off, microseconds=2_000), None),
     Damage.KERNELS_OUT_OF_ORDER: (out_of_order, FEW),
     Damage.OVERRUNNING_KERNELS: (overrunning, FEW),
     Damage.REPEATED_KERNELS: (doubled, FEW),
@@ -296,25 +293,22 @@ def _middle(events: Events) -> float:
 
 def lost_buffer(events: Events) -> Events:
     """A buffer of CUPTI that was dropped, with calls and kernels."""
-    numbers = sorted(call["args"]["correlation"] for cat in ("cuda_runtime", "cuda_driver") for call in of(events, cat))
+    numbers = sorted(call["args"]["correlation"] for call in calls_of(events))
     gone = set(numbers[len(numbers) // 3 : len(numbers) // 2])
-    of_cupti = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver")
-    return [e for e in events if e.get("cat") not in of_cupti or e["args"].get("correlation") not in gone]
+    return [e for e in events if e.get("cat") not in (*WORK, *CALLS) or e["args"].get("correlation") not in gone]
 
 
 def lost_launches(events: Events) -> Events:
     """A tenth of the kernels, each with its launch."""
-    calls = [call for category in ("cuda_runtime", "cuda_driver") for call in of(events, category)]
-    numbers = [call["args"]["correlation"] for call in calls if "Launch" in call["name"]]
+    numbers = [call["args"]["correlation"] for call in calls_of(events) if "Launch" in call["name"]]
     chance = random.Random(0)
     gone = {number for number in numbers if chance.random() < 0.1}
-    of_cupti = ("kernel", "cuda_runtime", "cuda_driver")
-    return [e for e in events if e.get("cat") not in of_cupti or e["args"].get("correlation") not in gone]
+    return [e for e in events if e.get("cat") not in ("kernel", *CALLS) or e["args"].get("correlation") not in gone]
 
 
 def no_device_records(events: Events) -> Events:
     """A rank recorded without its device: activities=[CPU]."""
-    of_cupti = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "ac2g", "cuda_runtime", "cuda_driver")
+    of_cupti = (*WORK, *CALLS, "gpu_user_annotation", "ac2g")
     return [event for event in events if event.get("cat") not in of_cupti]
 
 
@@ -346,17 +340,10 @@ OF_CLOCK: dict[str, Change] = {
     "device drifts 4 ms ahead": partial(with_clock_off, microseconds=0, drift=4_000),
 }
 """Other errors of a device's clock than that of 2 ms, which is a kind for each direction."""
-OF_DEVICE: dict[str, Change] = {
-    "lost_buffer": lost_buffer,
-    "lost_launches": lost_launches,
-    "no_device_records": no_device_records,
-}
+OF_DEVICE: dict[str, Change] = {change.__name__: change for change in (lost_buffer, lost_launches, no_device_records)}
 """Changes that take calls and device work together, by what is done."""
 OF_RUN: dict[str, Change] = {
-    "without_ranges": without_ranges,
-    "half_of_ranges": half_of_ranges,
-    "begun_late": begun_late,
-    "ended_early": ended_early,
+    change.__name__: change for change in (without_ranges, half_of_ranges, begun_late, ended_early)
 }
 """Changes that only a comparison with the traces of the other ranks shows, by what is done."""
 

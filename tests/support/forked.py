@@ -114,7 +114,7 @@ def _server() -> socket.socket:
 class _Forked(subprocess.Popen[Any]):
     """A process that the server forks."""
 
-    def _execute_child(  # type: ignore[override]
+    def _execute_child(
         self,
         args: list[str],
         executable: object,
@@ -142,7 +142,7 @@ class _Forked(subprocess.Popen[Any]):
     ) -> None:
         arguments = None if shell or executable or preexec_fn or pass_fds else _python_arguments(args)
         if arguments is None or not self._can_fork():
-            super()._execute_child(  # type: ignore[misc]
+            super()._execute_child(
                 *(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell),
                 *(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask),
                 *(start_new_session, process_group),
@@ -156,7 +156,7 @@ class _Forked(subprocess.Popen[Any]):
             self.pid = self._fork(job, streams)
             self._child_created = True
         finally:
-            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
     def _can_fork(self) -> bool:
         return True
@@ -286,7 +286,7 @@ class _Children:
                     _send(child, job, streams)
                 return pid
 
-        subprocess.Popen = subprocess_handler.Popen = ForkedChild  # type: ignore[assignment,misc]
+        subprocess.Popen = subprocess_handler.Popen = ForkedChild
 
 
 def _become(job: Job, streams: list[int]) -> None:
@@ -311,7 +311,7 @@ def _become(job: Job, streams: list[int]) -> None:
     raw = os.fdopen(1, "wb", 0 if is_direct else -1, closefd=False)
     sys.stdout = io.TextIOWrapper(raw, write_through=is_direct, line_buffering=os.isatty(1))
     sys.stderr = os.fdopen(2, "w", closefd=False, errors="backslashreplace", buffering=1)
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     sys.excepthook = _print_script_part
 
 
@@ -327,7 +327,7 @@ def _run(arguments: Sequence[str]) -> None:
         sys.modules.pop(rest[0], None)
         sys.path[:0] = [] if is_safe else [str(Path.cwd())]
         sys.argv = rest
-        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+        runpy._run_module_as_main(rest[0])
         return
     if first == "-c":
         sys.path[:0] = [] if is_safe else [""]
@@ -353,7 +353,7 @@ def _end(code: int | str | None) -> NoReturn:
     """End as Python would, but for taking apart what was imported, which takes longer than most programs of tests."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from instrument.mesh import MeshShape
+from instrument.models.gpt import GptConfig
 from pptrace.schedule.registry import build
 from pptrace.sizes.expert_options import ExpertOptions
 from pptrace.sizes.gpt_facts import GptFacts
@@ -35,7 +36,23 @@ def facts(**changes: object) -> GptFacts:
         optimizer_sync="synchronous",
         steps=10,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
+
+
+def facts_of_model(config: GptConfig, microbatch_size: int, **changes: object) -> GptFacts:
+    """Facts of runs of a model."""
+    same = ("hidden", "heads", "sequence", "tied", "dropout", "experts", "vocabulary", "vocabulary_multiple")
+    of_parts = ("recompute_num_layers", "encoder_layers", "encoder_sequence")
+    return facts(
+        **{name: getattr(config, name) for name in (*same, *of_parts)},
+        kv_heads=config.num_kv_heads,
+        microbatch_size=microbatch_size,
+        dtype=str(config.dtype).removeprefix("torch."),
+        recompute=str(config.recompute),
+        recompute_method=str(config.recompute_method),
+        recompute_modules=tuple(map(str, config.recompute_modules)),
+        **changes,
+    )
 
 
 def step_of(facts: GptFacts, mesh: MeshShape, schedule: str = "1f1b", microbatches: int = 4) -> list[Volume]:

@@ -99,7 +99,7 @@ def _capture(graph: Graph, pool: list[Graph], **_: Any) -> Iterator[None]:
 
 class _Recording(TorchDispatchMode):
     def __init__(self, calls: list[_Call]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._calls = calls
 
     def __torch_dispatch__(

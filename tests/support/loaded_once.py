@@ -51,7 +51,7 @@ def install() -> None:
     """Let all that import :func:`pptrace.workflow.load.load` from now on have the one that keeps."""
     pptrace.workflow.load.load = load
     pptrace.ingest.job.read_job.read_file = read_file
-    pptrace.workflow.load._SmallTraces.recognise = _recognise_kept  # type: ignore[method-assign]
+    pptrace.workflow.load._SmallTraces.recognise = _recognise_kept
 
 
 @wraps(_load)

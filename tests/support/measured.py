@@ -10,10 +10,7 @@ from pptrace.schedule.plan_table import PlanTable
 
 
 def measured_costs(
-    table: PlanTable,
-    durations: npt.ArrayLike,
-    transfers: npt.ArrayLike = 0,
-    delays: npt.ArrayLike = 0,
+    table: PlanTable, durations: npt.ArrayLike, transfers: npt.ArrayLike = 0, delays: npt.ArrayLike = 0
 ) -> StepMatrix:
     """Costs of the shape (steps, pipelines, rows) or (…, messages); the ranks of pipeline d are d, d + pipelines, …"""
     taken = np.asarray(durations, dtype=np.int64)

@@ -102,10 +102,10 @@ class Stage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight = _Sleep.apply(self.weight, _nothing, self._seconds)
         if self._experts is None:
-            return _Sleep.apply(x, self._seconds, self._seconds) * weight  # type: ignore[no-any-return]
+            return _Sleep.apply(x, self._seconds, self._seconds) * weight
         sent = _Exchange.apply(x, self._experts)
         slept = _Sleep.apply(sent, self._seconds, self._seconds) * weight
-        return _Exchange.apply(slept, self._experts)  # type: ignore[no-any-return]
+        return _Exchange.apply(slept, self._experts)
 
 
 def _between(stages: list[Any], chances: Random, chance: float, occur: Callable[[], object]) -> None:

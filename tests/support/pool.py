@@ -140,10 +140,9 @@ class Pool:
 
     def _receive(self, rank: int) -> tuple[bool, Any]:
         try:
-            ok, answer = self._pipes[rank].recv()
+            return self._pipes[rank].recv()
         except EOFError:
             return False, "the process died"
-        return ok, answer
 
     def _stack_file(self, rank: int) -> Path:
         return Path(self._stacks.name) / f"rank{rank}.txt"

@@ -110,7 +110,6 @@ def test_a_process_that_is_killed_is_known_to_be() -> None:
         [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=subprocess.PIPE
     )
     with process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"1\n"
         assert process.poll() is None
         process.send_signal(signal.SIGKILL)

@@ -60,7 +60,6 @@ def test_every_rank_is_shifted_to_the_chosen_ops_start(kind: str, timeline: Time
     assert (answer["start"], answer["missing"]) == (starts[1], [])
     assert answer["name"].endswith("of microbatch 6 in step 2")
     planned = timeline.picture(PLANNED, 2)
-    assert planned is not None
     first = int(planned[OPS].tracks.start[0])
     assert dict(aligned_at(timeline, Place(PLANNED, 2, OPS, 0, 0, first))["shifts"])[0] == 0
 

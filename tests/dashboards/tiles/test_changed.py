@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from dashboards.app import create_app
 from pptrace.schedule.registry import build
 from tests.support.programs import SAMPLES
+from tests.support.tile import sections_of
 
 HERE = {"Host": "127.0.0.1"}
 
@@ -20,14 +20,7 @@ def client() -> Any:
 
 
 def about(client: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = client.get("/timeline-data/about", headers=HERE).json
-    return answer
-
-
-def header_of(content: bytes) -> dict[str, Any]:
-    length = int.from_bytes(content[:4], "little")
-    sections: dict[str, Any] = json.loads(content[4 : 4 + length])["sections"]
-    return sections
+    return client.get("/timeline-data/about", headers=HERE).json
 
 
 def test_a_changed_step_has_every_op_of_its_plan_from_the_start_of_the_measured_one(client: Any) -> None:
@@ -40,7 +33,7 @@ def test_a_changed_step_has_every_op_of_its_plan_from_the_start_of_the_measured_
     tile = client.get(
         f"/timeline-data/tile/{known['token']}/{asked['source']}/{step}/stage/0/{shift}/0", headers=HERE
     ).data
-    ops = header_of(tile)["ops"]
+    ops = sections_of(tile)["ops"]
     plan = build("zb-h1", pp=4, num_microbatches=4)
     assert ops["count"] == sum(len(plan.compute_actions(rank)) for rank in range(4))
     bar = client.get(f"/timeline-data/bar/{known['token']}/{asked['source']}/{step}/ops/0", headers=HERE).json

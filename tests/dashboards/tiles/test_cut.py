@@ -84,7 +84,6 @@ def test_ranks_drawn_as_one_row_have_all_their_time(shift: int) -> None:
     wanted = tracks.tracks_of(range(5))
     tiles = [cut_together(tracks, (), wanted, time) for time in all_tiles(tracks, shift)]
     of_class = sum(busy.sum(axis=0) for busy in tiles)
-    assert tracks.second is not None
     waits = int(tracks.second.sum())
     assert of_class[0] == pytest.approx(waits)
     for number in range(1, NUM_CLASSES):

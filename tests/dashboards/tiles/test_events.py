@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from pptrace.report.tiles.timeline import MEASURED, Timeline
 from pptrace.workflow.events import events_of_rank, has_events
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
+from tests.support.tile import sections_of
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +95,14 @@ def test_the_lanes_of_a_rank_hold_its_events_on_the_clock_of_its_ops(timeline: T
     first = ops.ptr[ops.of_rank[0][0]]
     of_stream = tracks.lane[np.searchsorted(tracks.ptr, np.arange(len(tracks)), side="right") - 1] == 0
     assert np.abs(tracks.start[of_stream] - ops.start[first]).min() <= 1
-    content = events_tile(events, Range(24, 0))
-    header = json.loads(content[4 : 4 + int.from_bytes(content[:4], "little")])["sections"][EVENTS]
     inside = (tracks.start >= 0) & (tracks.start < Range(24, 0).end)
-    assert header["count"] == inside.sum()
+    assert sections_of(events_tile(events, Range(24, 0)))[EVENTS]["count"] == inside.sum()
 
 
 def test_events_are_moved_like_the_ops_whose_recording_was_taken_out() -> None:
     analysis = load([SAMPLES / "1f1b_p4"])
     assert analysis.corrections is not None
     events = events_of_rank(analysis, 2)
-    assert events is not None
     ops = analysis.data.rows.of_rank(2).ops
     marked = [name for name, text in enumerate(events.names) if ":2F0 " in text or ":2B0 " in text]
     starts = np.sort(events.start_ns[np.isin(events.name_id, marked)])

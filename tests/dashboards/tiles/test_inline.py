@@ -23,34 +23,23 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import Simulation, simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
+from tests.dashboards.synthetic import write_run
+from tests.support.programs import SAMPLES
+from tests.support.tile import sections_of
 
 MS = 1_000_000
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 
 
 @pytest.fixture(scope="module")
-def long_run(synthetic: Any, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     """16,000 ops of two ranks in five steps."""
-    folder: Path = tmp_path_factory.mktemp("long")
-    return load([synthetic.write_run(folder, "1f1b", pp=2, num_microbatches=800, num_steps=5)])
+    return load([write_run(tmp_path_factory.mktemp("long"), "1f1b", pp=2, num_microbatches=800, num_steps=5)])
 
 
-def tiles_of(timeline: InlineTimeline) -> dict[str, tuple[dict[str, Any], bytes]]:
-    """(sections, arrays) of each tile by path."""
-    tiles = {}
-    for path, text in json.loads(timeline.data)["tiles"].items():
-        content = gzip.decompress(b64decode(text))
-        length = int.from_bytes(content[:4], "little")
-        tiles[path] = json.loads(content[4 : 4 + length])["sections"], content[4 + length :]
-    return tiles
-
-
-def column(tile: tuple[dict[str, Any], bytes], table: str, name: str) -> Any:
-    sections, arrays = tile
-    kind, place, count = sections[table]["arrays"][name]
-    types = {"Float64": "f8", "Int32": "i4", "Uint16": "u2", "Uint8": "u1", "Int8": "i1", "Int16": "i2"}
-    return np.frombuffer(arrays, dtype=types[kind], count=count, offset=place)
+def tiles_of(timeline: InlineTimeline) -> dict[str, dict[str, Any]]:
+    """Sections of each tile by path."""
+    tiles = json.loads(timeline.data)["tiles"]
+    return {path: sections_of(gzip.decompress(b64decode(text))) for path, text in tiles.items()}
 
 
 def drawn_rows(timeline: InlineTimeline, begin: float, end: float) -> list[int]:
@@ -58,14 +47,14 @@ def drawn_rows(timeline: InlineTimeline, begin: float, end: float) -> list[int]:
     rows: set[int] = set()
     for path, tile in tiles_of(timeline).items():
         if path.startswith("tile/"):
-            start = column(tile, OPS, "start")
-            rows |= set(column(tile, OPS, "row")[(start >= begin) & (start < end)].tolist())
+            start = tile[OPS]["start"]
+            rows |= set(tile[OPS]["row"][(start >= begin) & (start < end)].tolist())
     return sorted(rows)
 
 
 def test_a_short_run_is_one_tile_with_every_bar(run_p4: Path) -> None:
     analysis = load([run_p4])
-    timeline = not_none(inline_run(analysis))
+    timeline = inline_run(analysis)
     paths = list(json.loads(timeline.data)["tiles"])
     assert [path.split("/")[0] for path in paths] == ["tile", "groups"]
     assert timeline.lacks == ""
@@ -73,7 +62,7 @@ def test_a_short_run_is_one_tile_with_every_bar(run_p4: Path) -> None:
 
 
 def test_of_a_long_run_every_bar_is_there_where_there_is_room(long_run: Analysis) -> None:
-    timeline = not_none(inline_run(long_run))
+    timeline = inline_run(long_run)
     root = json.loads(timeline.data)["shift"]
     assert len({path.split("/")[-2] for path in tiles_of(timeline)}) > 1, "finer ones than the coarsest"
     assert timeline.lacks == ""
@@ -82,10 +71,10 @@ def test_of_a_long_run_every_bar_is_there_where_there_is_room(long_run: Analysis
 
 
 def test_without_room_for_all_the_step_to_begin_with_has_every_bar(long_run: Analysis) -> None:
-    whole = not_none(inline_run(long_run))
+    whole = inline_run(long_run)
     most = sum(map(len, json.loads(whole.data)["tiles"].values())) // 2
     for first in (2, 6):
-        timeline = not_none(inline_run(long_run, first, most))
+        timeline = inline_run(long_run, first, most)
         data = json.loads(timeline.data)
         assert sum(map(len, data["tiles"].values())) <= most
         assert timeline.lacks.startswith("This page holds every bar of step")
@@ -100,7 +89,7 @@ def test_without_room_for_all_the_step_to_begin_with_has_every_bar(long_run: Ana
 
 
 def test_with_no_room_at_all_the_coarsest_tiles_are_there(long_run: Analysis) -> None:
-    timeline = not_none(inline_run(long_run, most=0))
+    timeline = inline_run(long_run, most=0)
     assert {path.split("/")[-2] for path in tiles_of(timeline)} == {str(json.loads(timeline.data)["shift"])}
     assert timeline.lacks.startswith("This page holds bars of ")
 
@@ -115,25 +104,20 @@ def with_memory(analysis: Analysis, times: Any, allocated: Any) -> Analysis:
 @pytest.mark.parametrize("num_events", [100, 20_000])
 def test_each_event_of_memory_is_in_a_tile_however_few_the_ops_are(run_p4: Path, num_events: int) -> None:
     analysis = load([run_p4])
-    span = json.loads(not_none(inline_run(analysis)).data)["about"]["span"]
+    span = json.loads(inline_run(analysis).data)["about"]["span"]
     times = np.sort(np.random.default_rng(0).choice(span, num_events, replace=False))
-    timeline = not_none(inline_run(with_memory(analysis, times, np.arange(num_events))))
+    timeline = inline_run(with_memory(analysis, times, np.arange(num_events)))
     tiles = [tile for path, tile in tiles_of(timeline).items() if path.startswith("memory/")]
     assert (len(tiles) == 1) == (num_events == 100), "as few as have all"
-    sampled = [tile for tile in tiles if "held" in tile[0]["memory"]["arrays"]]
-    events = {
-        *zip(
-            *(np.concatenate([column(tile, "memory", name) for tile in sampled]) for name in ("start", "held")),
-            strict=True,
-        )
-    }
+    sampled = [tile["memory"] for tile in tiles if "held" in tile["memory"]]
+    events = set(zip(*(np.concatenate([each[name] for each in sampled]) for name in ("start", "held")), strict=True))
     assert events == set(zip(times, range(num_events), strict=True))
-    without = not_none(inline_run(with_memory(analysis, times, np.arange(num_events)), most=0))
+    without = inline_run(with_memory(analysis, times, np.arange(num_events)), most=0)
     assert not without.lacks, "which speaks of bars"
 
 
 def test_shares_of_groups_are_finer_where_the_ranks_have_one_tile_alone() -> None:
-    timeline = not_none(inline_run(load([SAMPLES / "mesh_pp2_tp2_cp2_dp2"])))
+    timeline = inline_run(load([SAMPLES / "mesh_pp2_tp2_cp2_dp2"]))
     root = json.loads(timeline.data)["shift"]
     shifts: dict[str, set[int]] = {}
     for path in tiles_of(timeline):
@@ -145,7 +129,7 @@ def test_shares_of_groups_are_finer_where_the_ranks_have_one_tile_alone() -> Non
 
 
 def test_bars_have_the_details_that_a_server_would_be_asked_for(run_p4: Path) -> None:
-    data = json.loads(not_none(inline_run(load([run_p4]))).data)
+    data = json.loads(inline_run(load([run_p4])).data)
     texts = data["about"]["tables"][OPS]["texts"]
     assert (texts["source"], texts["clock"]) == (["label"], ["host"])
     assert {"fill", "drain"} <= set(data["about"]["states"])

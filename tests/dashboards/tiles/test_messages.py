@@ -51,7 +51,6 @@ def test_simulated_steps_of_the_samples_lack_the_host_and_the_jitter_of_the_meas
     timeline = Timeline(load([SAMPLES / sample]))
     for window in timeline.windows:
         picture = timeline.picture(SIMULATED, window.step)
-        assert picture is not None
         tracks = picture[OPS].tracks
         span = int((tracks.start + tracks.length).max() - tracks.start.min())
         assert 0.65 * window.span_ns < span <= window.span_ns

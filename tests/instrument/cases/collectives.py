@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,7 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 from instrument.collectives import AxisGroup, Reduction
 from instrument.recorder import Recorder
 from instrument.route import Route
+from pptrace.errors import PptraceError
 from pptrace.marks import Axis, Mark, UnknownMark, parse_mark
+from tests.support.profiled import Event, events_of
 
 T = TypeVar("T")
 
@@ -41,13 +40,7 @@ class Listening(Recorder):
         """Only beginnings are kept."""
 
 
-def heard(group: AxisGroup, function: Callable[[], T]) -> tuple[T, list[Mark]]:
-    """The function's answer, and the marks of a group with a :class:`Listening` recorder in the order of their beginning."""
-    assert isinstance(group.recorder, Listening)
-    return heard_by(group.recorder, function)
-
-
-def heard_by(recorder: Listening, function: Callable[[], T]) -> tuple[T, list[Mark]]:
+def heard(recorder: Listening, function: Callable[[], T]) -> tuple[T, list[Mark]]:
     """The function's answer, and the marks that the recorder made meanwhile, in the order of their beginning."""
     recorder.names.clear()
     answer = function()
@@ -64,23 +57,11 @@ def axis_of_all_ranks(route: Route = Route.DIRECT, recorder: Recorder | None = N
     return AxisGroup(group, Axis.TP, recorder, route)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    name: str
-    start: float
-    end: float
-
-
 def observed(function: Callable[[], Any]) -> tuple[Any, list[Mark], list[Event]]:
     """The function's answer, its marks in the order of their beginning, and the backend's own events."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         answer = function()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        parsed = json.loads(path.read_text())["traceEvents"]
-    events = [Event(e["name"], e["ts"], e["ts"] + e["dur"]) for e in parsed if e.get("ph") == "X"]
-    events.sort(key=lambda event: event.start)
+    events = sorted(events_of(profiler), key=lambda event: event.start)
     marks = [mark for event in events if (mark := parse_mark(event.name)) is not None]
     known = [mark for mark in marks if not isinstance(mark, UnknownMark)]
     assert len(known) == len(marks)
@@ -159,19 +140,16 @@ def alone() -> tuple[list[bool], int]:
     return answer, len(marks)
 
 
-def waited_twice() -> str:
+def wait_twice() -> None:
+    """The second time is refused."""
     pending = axis_of_all_ranks().start_all_reduce(torch.ones(2))
     pending.wait()
-    try:
+    with pytest.raises(PptraceError, match="waited for twice"):
         pending.wait()
-    except Exception as err:
-        return str(err)
-    return ""
 
 
-def undivided() -> str:
-    try:
+def scatter_undivided() -> None:
+    """Two ranks refuse a tensor of three."""
+    refusal = r"^dimension 1 of a tensor of shape \(2, 3\) does not divide into 2 parts, one for each rank of tp$"
+    with pytest.raises(PptraceError, match=refusal):
         axis_of_all_ranks().reduce_scatter(torch.ones(2, 3), dim=1)
-    except Exception as err:
-        return str(err)
-    return ""

@@ -54,6 +54,5 @@ def _train(case: Case, mesh: Mesh) -> dict[str, Tensor]:
         losses = {f"loss {step}": result.loss, f"evaluation {step}": evaluated}
         results |= {name: loss for name, loss in losses.items() if loss is not None}
     for index, parameter in enumerate(runtime.program.parameters()):
-        assert parameter.grad is not None
         results |= {f"parameter {index}": parameter.detach(), f"gradient {index}": parameter.grad}
     return results

@@ -30,13 +30,7 @@ from tests.support.pool import Pool
 TOLERANCE = 1e-12
 RINGS = tuple(ContextShape(ring, 1, layout) for ring in (2, 4) for layout in Layout)
 GATHERED = tuple(replace(ring, exchange=KeyExchange.ALL_GATHER) for ring in (*RINGS, ContextShape(2, 2)))
-SHAPES = (
-    *RINGS,
-    *GATHERED,
-    ContextShape(1, 2),
-    ContextShape(1, 4),
-    *(ContextShape(2, 2, layout) for layout in Layout),
-)
+SHAPES = (*RINGS, *GATHERED, ContextShape(1, 2), ContextShape(1, 4), *(ContextShape(2, 2, layout) for layout in Layout))
 
 
 def by_size(cases: list[ContextCase]) -> list[list[ContextCase]]:
@@ -70,16 +64,10 @@ def test_outputs_and_gradients_are_those_of_one_process(pool: Pool, way: dict[st
 
 
 def test_the_shortest_and_uneven_sequences_are_exact(pool: Pool) -> None:
-    check(
-        pool, [ContextCase(shape, causal, 2, positions=shape.divisor) for shape in SHAPES for causal in (True, False)]
-    )
-    check(
-        pool,
-        [
-            ContextCase(ContextShape(4, 1, Layout.CONTIGUOUS), positions=12),
-            ContextCase(ContextShape(1, 4), positions=12),
-        ],
-    )
+    ways = product(SHAPES, (True, False))
+    check(pool, [ContextCase(shape, causal, 2, positions=shape.divisor) for shape, causal in ways])
+    uneven = (ContextShape(4, 1, Layout.CONTIGUOUS), ContextShape(1, 4))
+    check(pool, [ContextCase(shape, positions=12) for shape in uneven])
 
 
 def test_attention_without_flash_kernels_is_the_same(pool: Pool) -> None:

@@ -42,20 +42,11 @@ def test_routes_are_kept_one_by_one_in_their_order(
     by_choice = keep_within(chosen, capacity, 4)
     by_weight = keep_within(chosen, capacity, 4, weights)
     for sequence in range(2):
-        routes = [(token, choice) for choice in range(top_k) for token in range(tokens)]
-        assert set(map(tuple, by_choice[sequence].nonzero().tolist())) == taken_one_by_one(
-            routes, chosen[sequence], capacity
-        )
-        routes.sort(key=lambda route: (-float(weights[sequence][route]), route))
-        assert set(map(tuple, by_weight[sequence].nonzero().tolist())) == taken_one_by_one(
-            routes, chosen[sequence], capacity
-        )
-
-
-def test_drops_are_what_is_beyond_the_capacity() -> None:
-    chosen = torch.tensor([[[0, 1]] * 6])
-    assert keep_within(chosen, 3, 4).sum().item() == 6
-    assert keep_within(chosen, 3, 4)[0, :3].all()  # the earlier tokens
+        order = [(token, choice) for choice in range(top_k) for token in range(tokens)]
+        by_weights = sorted(order, key=lambda route: (-float(weights[sequence][route]), route))
+        for kept, routes in ((by_choice, order), (by_weight, by_weights)):
+            taken = taken_one_by_one(routes, chosen[sequence], capacity)
+            assert set(map(tuple, kept[sequence].nonzero().tolist())) == taken
 
 
 def test_a_capacity_is_that_of_the_factor_as_it_is_written() -> None:

@@ -22,7 +22,6 @@ from pptrace.sizes.predicted import routes_of
 from pptrace.sizes.step import StepVolume
 from tests.instrument.models.cases.mixes import Mix, Outcome, facts_of, reference, train_mixes
 from tests.support.extent import ALL, pairwise
-from tests.support.optional import not_none
 from tests.support.pool import Pool
 
 TOLERANCE = 1e-9
@@ -153,7 +152,6 @@ def grid() -> list[Mix]:
 
 
 def settings_of(mix: Mix) -> dict[str, object]:
-    assert mix.experts is not None
     settings = {name: getattr(mix, name) for name in ("pp", "tp", "cp", "dp", "ep", "etp", "schedule")}
     return settings | {name: getattr(mix.experts, name) for name in ("dispatcher", "overlap", "grouped")}
 
@@ -183,7 +181,7 @@ def test_every_two_settings_together_train_as_one_process_does(pool: Pool) -> No
 
 def test_all_experts_at_once_train_the_same(pool: Pool) -> None:
     """Recomputed, in pieces, with weights' gradients later, experts without tokens, and buckets that fire nevertheless."""
-    options = not_none(AT_ONCE.experts)
+    options = AT_ONCE.experts
     hot = replace(AT_ONCE, zero=1, bucket_bytes=1000, experts=replace(options, forced=Forced.HOT, top_k=2))
     check(pool, [replace(AT_ONCE, recompute=Recompute.FULL), hot])
     in_pieces = replace(options, overlap=True, shared_width=8)
@@ -237,7 +235,7 @@ def test_a_bias_balances_by_the_counts_of_the_global_batch(pool: Pool) -> None:
     """With a bias that changes choices from step to step, also where forwards are abandoned and run again, or recomputed."""
     options = replace(OPTIONS, scoring=Scoring.SIGMOID, bias_rate=0.01, aux_loss=0.0)
     unbiased = replace(options, bias_rate=0.0)
-    losses = [reference(1, 2, True, None, 0.3, experts=router)[1] for router in (options, unbiased)]
+    losses = [reference(Mix(dp=2, clip=0.3, experts=router))[1] for router in (options, unbiased)]
     assert losses[0] != losses[1]
     mix = replace(MIX, pp=2, dp=2, ep=2, experts=options)
     check(pool, [replace(mix, sync=OptimizerSync.POST_VALIDATION, recompute=Recompute.FULL)])

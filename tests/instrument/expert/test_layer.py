@@ -129,14 +129,11 @@ def test_ranks_that_share_each_expert_give_the_same(pool: Pool, split: bool) -> 
     counts, there, back, there_again, back_again = along  # backward gathers gradients as forward does rows
     assert (counts.kind, counts.bytes) == (Collective.ALL_GATHER, 2 * 8 * 8)  # of both ranks: 4 experts from 2 ranks
     for mark in (there, there_again):  # this rank's rows to both, all rows from both
-        assert mark.uneven is not None
         assert mark.uneven.received_bytes == sum(mark.uneven.received_rows) * HIDDEN * 8
         assert len(set(mark.uneven.sent_rows)) == 1
     for mark in (back, back_again):
-        assert mark.uneven is not None
-        assert there.uneven is not None
         assert mark.uneven.sent_rows == there.uneven.received_rows
-    assert sum(outcomes[0][0].rows_of_expert) == sum(there.uneven.received_rows)  # type: ignore[union-attr]
+    assert sum(outcomes[0][0].rows_of_expert) == sum(there.uneven.received_rows)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -159,7 +156,6 @@ def check_marks(marks: list[tuple[CollectiveMark, ...]], size: int) -> None:
             assert {mark.bytes for mark in calls} == {8 * 8}
             continue
         for rank, (mark, of_rank) in enumerate(zip(calls, uneven, strict=True)):
-            assert of_rank is not None
             assert mark.bytes == sum(of_rank.sent_rows) * HIDDEN * 8
             assert of_rank.received_bytes == sum(of_rank.received_rows) * HIDDEN * 8
             sent_here = [other.sent_rows[rank] for other in uneven if other is not None]
@@ -167,12 +163,9 @@ def check_marks(marks: list[tuple[CollectiveMark, ...]], size: int) -> None:
     for of_rank_marks in marks:
         counts, there, back, back_again, there_again = of_rank_marks
         assert counts.uneven is None
-        assert there.uneven == there_again.uneven or there_again.uneven is not None
-        assert there.uneven is not None
-        assert back.uneven is not None
-        assert back_again.uneven is not None
         assert there.uneven.sent_rows == back.uneven.received_rows == back_again.uneven.sent_rows
         assert there.uneven.received_rows == back.uneven.sent_rows == back_again.uneven.received_rows
+        assert there_again.uneven.sent_rows == there.uneven.received_rows
         assert sum(there.uneven.sent_rows) == 2 * 5 * 2
 
 
@@ -203,7 +196,6 @@ def test_a_recomputation_follows_the_routes_of_its_forward() -> None:
 def test_a_shared_layer_is_added_or_joined_by_learned_coefficients(how: Shared) -> None:
     """σ(x·w) of the shared MLP, or both weighed by a softmax of two: against the formula, gradients too."""
     layer, x = make_layer(Tokens(replace(OPTIONS, shared_width=4, shared=how))), inputs_of(Tokens(OPTIONS), 0)
-    assert layer.shared is not None
     with torch.no_grad():
         for part in layer.shared.parameters():
             part.normal_(generator=torch.Generator().manual_seed(4))
@@ -242,6 +234,4 @@ def test_the_losses_reach_gate_and_tokens_with_their_weight(weight: float) -> No
     loss = dense(whole, y).sum() + weight * (balance + 0.25 * logits.logsumexp(-1).square().mean())
     loss.backward()
     for ours, theirs in ((layer.router.weight, whole.router.weight), (x, y)):
-        assert ours.grad is not None
-        assert theirs.grad is not None
         assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=TOLERANCE)

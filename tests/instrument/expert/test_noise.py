@@ -95,7 +95,7 @@ def test_groups_limit_the_experts_of_a_token() -> None:
 
 def test_drawn_routes_are_even_or_biased_and_name_no_expert_twice() -> None:
     for forced, weights in ((Forced.RANDOM, [1.0] * 4), (Forced.BIASED, [1, 1 / 2, 1 / 3, 1 / 4])):
-        one = forced_routes(MANY, ExpertOptions(4, 1, forced=forced, scoring="sigmoid"))  # type: ignore[arg-type]
+        one = forced_routes(MANY, ExpertOptions(4, 1, forced=forced, scoring="sigmoid"))
         shares = torch.bincount(one.flatten(), minlength=4) / 20000
         assert (shares - torch.tensor(weights) / sum(weights)).abs().max() < 0.01
         two = forced_routes(MANY, ExpertOptions(4, 2, forced=forced))

@@ -31,7 +31,7 @@ ctypes.PyDLL(None).sleep(60)
 
 
 def collective(number: int, sequence: int, group: CallGroup = GLOO, **more: object) -> Call:
-    return Call(number, "all_reduce", group, -1, 16, sequence, **more)  # type: ignore[arg-type]
+    return Call(number, "all_reduce", group, -1, 16, sequence, **more)
 
 
 def test_the_states_of_a_call_are_read_as_they_are_written(tmp_path: Path) -> None:
@@ -41,14 +41,14 @@ def test_the_states_of_a_call_are_read_as_they_are_written(tmp_path: Path) -> No
     states = []
     for step in (log.posted, log.returned):
         step(sync)
-        states.append(read_call_log(path, 0).calls[0].state)  # type: ignore[union-attr]
+        states.append(read_call_log(path, 0).calls[0].state)
     for step in (log.posted, log.returned, log.waiting, log.failed):
         step(later)
-        states.append(read_call_log(path, 0).calls[1].state)  # type: ignore[union-attr]
+        states.append(read_call_log(path, 0).calls[1].state)
     blocking, done, offered = CallState.BLOCKING, CallState.DONE, CallState.OFFERED
     for step in (log.posted, log.returned):
         step(device)
-    states.append(read_call_log(path, 0).calls[2].state)  # type: ignore[union-attr]
+    states.append(read_call_log(path, 0).calls[2].state)
     assert states == [blocking, done, blocking, offered, blocking, CallState.FAILED, CallState.LAUNCHED]
     assert 0 < time.monotonic_ns() - read_last_event(path) < 10**10
 
@@ -58,7 +58,6 @@ def test_a_call_and_its_group_come_back_whole(tmp_path: Path) -> None:
     log.posted(Call(0, "send", GLOO, 3, 1 << 40, 0, batch=5, tag=7))
     log.posted(Call(1, "broadcast", NCCL, 0, 12, 9))
     read = read_call_log(path, 2)
-    assert read is not None
     first, second = read.calls
     facts = (first.kind, first.peer, first.num_bytes, first.seq, first.tag, first.launch)
     assert facts == ("send", 3, 1 << 40, 0, 7, 5)
@@ -75,7 +74,6 @@ def test_messages_are_counted_for_each_peer_direction_and_tag(tmp_path: Path) ->
     ):
         log.posted(Call(number, kind, GLOO, peer, 4, 99, tag=tag))
     read = read_call_log(path, 0)
-    assert read is not None
     assert [call.seq for call in read.calls] == [0, 1, 0, 0, 0, 2]
 
 
@@ -87,7 +85,6 @@ def test_of_many_calls_the_last_are_kept_and_all_are_counted(tmp_path: Path) -> 
         log.posted(call := collective(number, number))
         log.returned(call)
     read = read_call_log(path, 0)
-    assert read is not None
     assert [call.seq for call in read.calls] == list(range(2 * NUM_CALLS, 3 * NUM_CALLS))
     assert read.num_made == {Stream(Group("9", (0, 7))): 5, Stream(Group("3", GLOO.ranks)): 3 * NUM_CALLS}
 
@@ -98,7 +95,6 @@ def test_a_group_of_thousands_takes_little_room(tmp_path: Path) -> None:
     log.posted(collective(0, 0, CallGroup("0", ranks, "gloo")))
     log.posted(collective(1, 0, CallGroup("1", ranks[::64], "gloo")))
     read = read_call_log(path, 0)
-    assert read is not None
     assert [call.group.ranks for call in read.calls] == [ranks, ranks[::64]]
 
 
@@ -110,7 +106,6 @@ def test_a_forked_child_writes_nothing_into_the_log_of_its_parent(tmp_path: Path
         os._exit(0)
     os.waitpid(child, 0)
     read = read_call_log(path, 0)
-    assert read is not None
     assert len(read.calls) == 1
 
 
@@ -119,11 +114,9 @@ def test_the_log_of_a_process_that_answers_nothing_can_be_read(tmp_path: Path, e
     path = tmp_path / "rank0.calls"
     process = subprocess.Popen([sys.executable, "-c", HOLDS_THE_LOCK, str(path)], stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"posted\n"
         for _ in range(2):
             read = read_call_log(path, 0)
-            assert read is not None
             assert [(call.kind, call.state) for call in read.calls] == [("recv", CallState.BLOCKING)]
             process.send_signal(end)
     finally:

@@ -41,7 +41,7 @@ def test_no_more_ranks_are_recorded_than_fit_on_the_disk_and_into_a_host() -> No
 
 
 def test_ranks_read_what_the_first_one_chose(tmp_path: object) -> None:
-    first, second = (RankChoice(tmp_path, rank, 16, 16, 10**6) for rank in (0, 1))  # type: ignore[arg-type]
+    first, second = (RankChoice(tmp_path, rank, 16, 16, 10**6) for rank in (0, 1))
     made = first.make(MESH, 3, 200)
     assert second.read(MESH, 3) == made
     assert (first.is_first, second.is_first) == (True, False)

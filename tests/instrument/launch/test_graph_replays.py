@@ -9,7 +9,7 @@ import torch
 
 from instrument.launch.recording.optimizer_steps import OptimizerSteps
 from instrument.launch.recording.shortfall import describe_activity
-from tests.instrument.launch.test_launch_steps import Ledger, make_optimizer
+from tests.instrument.launch.test_launch_steps import Ledger, make_optimizer, watching
 
 
 class Graph:
@@ -24,12 +24,10 @@ class Graph:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ledger, OptimizerSteps]]:
+def ledger(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    steps = Ledger()
-    observer = OptimizerSteps(steps)
-    yield steps, observer
-    observer.detach()
+    with watching(Ledger()) as steps:
+        yield steps
 
 
 def capture(optimizer: torch.optim.Optimizer | None = None) -> Graph:
@@ -43,60 +41,54 @@ def capture(optimizer: torch.optim.Optimizer | None = None) -> Graph:
     return graph
 
 
-def test_every_replay_of_a_captured_step_is_one(watched: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, _ = watched
-    optimizer = make_optimizer(steps)
+def test_every_replay_of_a_captured_step_is_one(ledger: Ledger) -> None:
+    optimizer = make_optimizer(ledger)
     for _ in range(2):
         optimizer.step()
     graph = capture(optimizer)
-    assert steps.num_steps == 2  # those of the warm-up: a capture is none
-    steps.events.clear()
+    assert ledger.num_steps == 2  # those of the warm-up: a capture is none
+    ledger.events.clear()
     assert [graph.replay() for _ in range(2)] == ["replayed"] * 2
-    assert steps.events == ["begin 2", "end 2", "begin 3", "end 3", "begin 4"]  # step 2 anew, without the capture
+    assert ledger.events == ["begin 2", "end 2", "begin 3", "end 3", "begin 4"]  # step 2 anew, without the capture
 
 
-def test_nothing_of_a_script_begins_in_a_capture(watched: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, _ = watched
-    graph = capture(make_optimizer(steps))
-    assert steps.events == ["step"]
+def test_nothing_of_a_script_begins_in_a_capture(ledger: Ledger) -> None:
+    graph = capture(make_optimizer(ledger))
+    assert ledger.events == ["step"]
     graph.replay()
-    assert steps.events == ["step", "begin 0", "end 0", "begin 1"]
+    assert ledger.events == ["step", "begin 0", "end 0", "begin 1"]
 
 
-def test_graphs_of_layers_leave_the_steps_to_the_optimizer(watched: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, _ = watched
-    optimizer, graphs = make_optimizer(steps), [capture() for _ in range(4)]
+def test_graphs_of_layers_leave_the_steps_to_the_optimizer(ledger: Ledger) -> None:
+    optimizer, graphs = make_optimizer(ledger), [capture() for _ in range(4)]
     for _ in range(3):
         for graph in graphs:
             graph.replay()
         optimizer.step()
-    assert steps.num_steps == 3
+    assert ledger.num_steps == 3
 
 
-def test_several_graphs_with_a_step_each_make_one_iteration(watched: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, _ = watched
-    first, second = (capture(make_optimizer(steps)) for _ in range(2))
+def test_several_graphs_with_a_step_each_make_one_iteration(ledger: Ledger) -> None:
+    first, second = (capture(make_optimizer(ledger)) for _ in range(2))
     for _ in range(4):
         first.replay()
         second.replay()
-    assert steps.num_steps == 1 + 3  # the first iteration cannot know of the second graph
+    assert ledger.num_steps == 1 + 3  # the first iteration cannot know of the second graph
 
 
-def test_a_graph_is_captured_again_without_its_step(watched: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, _ = watched
-    graph = capture(make_optimizer(steps))
+def test_a_graph_is_captured_again_without_its_step(ledger: Ledger) -> None:
+    graph = capture(make_optimizer(ledger))
     graph.capture_begin()
     graph.capture_end()
     graph.replay()
-    assert steps.num_steps == 0
+    assert ledger.num_steps == 0
 
 
-def test_replays_without_an_optimizer_are_named_where_there_is_no_step(watched: tuple[Ledger, OptimizerSteps]) -> None:
-    _, observer = watched
+def test_replays_without_an_optimizer_are_named_where_there_is_no_step(ledger: Ledger) -> None:
     graph = capture()
     graph.replay()
     graph.replay()
-    assert describe_activity(observer) == (
+    assert describe_activity(ledger.observer) == (
         "CUDA graphs were replayed 2 times, in which no torch optimizer had stepped when they were captured"
     )
 

@@ -125,10 +125,8 @@ def test_calls_that_failed_with_a_rank_that_was_killed_are_waits_for_it(tmp_path
     job.post(0, "barrier", 0)
     job.post(1, "send", 0, peer=2)
     job.fail(1)
-    seen = job.watch.calls_at_end({1, 2})
-    diagnosis = explain_end(
-        seen, {1: RankEnd(1, "failed with exit code 1"), 2: RankEnd(-9, "killed by SIGKILL; memory")}
-    )
+    ends = {1: RankEnd(1, "failed with exit code 1"), 2: RankEnd(-9, "killed by SIGKILL; memory")}
+    diagnosis = explain_end(job.watch.calls_at_end({1, 2}), ends)
     assert verdict_of(diagnosis) == ("missing", (2,))
     assert "rank 2 is gone (killed by SIGKILL without any communication call); ranks 0 and 1 only wait" in sentence(
         diagnosis
@@ -204,9 +202,8 @@ def test_a_rank_that_aborts_is_gone_only_where_it_waited_for_none(
 
 def test_ranks_of_another_node_are_not_known(tmp_path: Path, passing: Time) -> None:
     job = Job(tmp_path, world_size=6)
-    job.logs[0].posted(Call(0, "barrier", CallGroup("0", tuple(range(6)), "gloo"), -1, 0, 0))
-    for rank in (1, 2):
-        job.logs[rank].posted(Call(0, "barrier", CallGroup("0", tuple(range(6)), "gloo"), -1, 0, 0))
+    for log in job.logs:
+        log.posted(Call(0, "barrier", CallGroup("0", tuple(range(6)), "gloo"), -1, 0, 0))
     passing.wait(250)
     assert job.verdict() is None
 
@@ -236,7 +233,6 @@ def test_a_rank_that_lost_a_connection_in_a_collective_of_cpp_waited_in_it(tmp_p
     job.fail(0)
     seen = job.watch.calls_at_end({0, 2})
     hang = explain_end(seen, {2: RankEnd(0, "ended normally")}).hang
-    assert hang is not None
     assert (hang.verdict, hang.ranks, set(hang.hops)) == ("missing", (2,), {0, 1})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -90,6 +91,8 @@ def test_an_iteration_ends_with_the_optimizer_that_was_last_before_the_first_cam
 class Ledger(Session):
     """Writes down the boundaries it is told of."""
 
+    observer: OptimizerSteps
+
     def __init__(self) -> None:
         super().__init__(Recorder())
         self.events: list[str] = []
@@ -106,7 +109,7 @@ def make_optimizer(ledger: Ledger, inner: torch.optim.Optimizer | None = None) -
     """An optimizer of a class of its own: torch hooks each class once, for good."""
 
     class Noting(torch.optim.Optimizer):
-        def step(self, closure: object = None) -> None:  # type: ignore[override]
+        def step(self, closure: object = None) -> None:
             if closure is not None:
                 raise ValueError("no closure here")
             ledger.events.append("step")
@@ -116,77 +119,73 @@ def make_optimizer(ledger: Ledger, inner: torch.optim.Optimizer | None = None) -
     return Noting([torch.zeros(1, requires_grad=True)], {})
 
 
+@contextmanager
+def watching(ledger: Ledger) -> Iterator[Ledger]:
+    """Let a ledger be told of the steps of what runs."""
+    ledger.observer = OptimizerSteps(ledger)
+    try:
+        yield ledger
+    finally:
+        ledger.observer.detach()
+
+
 @pytest.fixture
-def ledger() -> Iterator[tuple[Ledger, OptimizerSteps]]:
-    steps = Ledger()
-    observer = OptimizerSteps(steps)
-    yield steps, observer
-    observer.detach()
+def ledger() -> Iterator[Ledger]:
+    with watching(Ledger()) as steps:
+        yield steps
 
 
-def test_step_0_begins_with_the_first_forward_and_every_optimizer_step_ends_one(
-    ledger: tuple[Ledger, OptimizerSteps],
-) -> None:
-    steps, _ = ledger
-    optimizer = make_optimizer(steps)
-    assert steps.events == []
+def test_step_0_begins_with_the_first_forward_and_every_optimizer_step_ends_one(ledger: Ledger) -> None:
+    optimizer = make_optimizer(ledger)
+    assert ledger.events == []
     torch.nn.Identity()(torch.zeros(1))
-    assert steps.events == ["begin 0"]
+    assert ledger.events == ["begin 0"]
     optimizer.step()
     torch.nn.Identity()(torch.zeros(1))
-    assert steps.events == ["begin 0", "step", "end 0", "begin 1"]
+    assert ledger.events == ["begin 0", "step", "end 0", "begin 1"]
 
 
-def test_without_modules_step_0_begins_with_the_first_backward_though_there_is_an_optimizer(
-    ledger: tuple[Ledger, OptimizerSteps],
-) -> None:
-    steps, _ = ledger
-    optimizer, weight = make_optimizer(steps), torch.ones(1, requires_grad=True)
+def test_without_modules_step_0_begins_with_the_first_backward_though_there_is_an_optimizer(ledger: Ledger) -> None:
+    optimizer, weight = make_optimizer(ledger), torch.ones(1, requires_grad=True)
     for _ in range(2):
         for _ in range(2):
-            steps.events.append("backward")
+            ledger.events.append("backward")
             weight.sum().backward()
         optimizer.step()
     backwards = ["backward", "backward", "step"]
-    assert steps.events == ["backward", "begin 0", *backwards[1:], "end 0", "begin 1", *backwards, "end 1", "begin 2"]
+    assert ledger.events == ["backward", "begin 0", *backwards[1:], "end 0", "begin 1", *backwards, "end 1", "begin 2"]
 
 
-def test_a_step_is_open_while_the_optimizer_that_ends_iterations_has_not_stepped(
-    ledger: tuple[Ledger, OptimizerSteps],
-) -> None:
-    steps, observer = ledger
-    first, second = make_optimizer(steps), make_optimizer(steps)
-    seen = [observer.is_step_open]
+def test_a_step_is_open_while_the_optimizer_that_ends_iterations_has_not_stepped(ledger: Ledger) -> None:
+    first, second = make_optimizer(ledger), make_optimizer(ledger)
+    seen = [ledger.observer.is_step_open]
     for optimizer in (first, second, first, second):
         optimizer.step()
-        seen.append(observer.is_step_open)
+        seen.append(ledger.observer.is_step_open)
     assert seen == [False, False, False, True, False]
 
 
-def test_an_optimizer_inside_another_ends_no_step_of_its_own(ledger: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, _ = ledger
-    outer = make_optimizer(steps, inner=make_optimizer(steps))
+def test_an_optimizer_inside_another_ends_no_step_of_its_own(ledger: Ledger) -> None:
+    outer = make_optimizer(ledger, inner=make_optimizer(ledger))
     outer.step()
     outer.step()
-    assert steps.events == ["begin 0", "step", "step", "end 0", "begin 1", "step", "step", "end 1", "begin 2"]
+    assert ledger.events == ["begin 0", "step", "step", "end 0", "begin 1", "step", "step", "end 1", "begin 2"]
 
 
-def test_an_optimizer_step_that_raises_ends_no_step(ledger: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, _ = ledger
-    optimizer = make_optimizer(steps)
+def test_an_optimizer_step_that_raises_ends_no_step(ledger: Ledger) -> None:
+    optimizer = make_optimizer(ledger)
     with pytest.raises(ValueError, match="no closure here"):
         optimizer.step(closure=1)
     optimizer.step()
-    assert steps.events == ["begin 0", "step", "end 0", "begin 1"]
+    assert ledger.events == ["begin 0", "step", "end 0", "begin 1"]
 
 
-def test_a_script_that_marks_its_own_steps_is_left_alone_from_then_on(ledger: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, observer = ledger
-    optimizer = make_optimizer(steps)
-    observer.detach()
+def test_a_script_that_marks_its_own_steps_is_left_alone_from_then_on(ledger: Ledger) -> None:
+    optimizer = make_optimizer(ledger)
+    ledger.observer.detach()
     optimizer.step()
     torch.nn.Identity()(torch.zeros(1))
-    assert steps.events == ["step"]
+    assert ledger.events == ["step"]
 
 
 def test_a_script_without_a_launcher_gets_its_steps_and_nothing_else() -> None:
@@ -209,20 +208,14 @@ def test_a_closure_runs_outside_the_optimizer_range() -> None:
         def recorder(self) -> Recorder:
             return SpanLedger(spans)
 
-    steps = Noting()
-    observer = OptimizerSteps(steps)
-    try:
+    class Closing(torch.optim.Optimizer):
+        def step(self, closure: Callable[[], float] | None = None) -> None:
+            closure()
+            spans.append("update")
 
-        class Closing(torch.optim.Optimizer):
-            def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-                assert closure is not None
-                closure()
-                spans.append("update")
-
+    with watching(Noting()):
         optimizer = Closing([torch.zeros(1, requires_grad=True)], {})
         optimizer.step(closure=lambda: spans.append("closure") or 0.0)
-    finally:
-        observer.detach()
     assert spans == ["+OPTIMIZER", "-", "closure", "+OPTIMIZER", "update", "-"]
 
 
@@ -246,23 +239,18 @@ class SpanLedger(Recorder):
 
 def without_optimizer(loop: Callable[[torch.nn.Module, torch.Tensor], None]) -> int:
     """The steps that are seen in six turns of a loop that has no optimizer of torch's."""
-    steps = Ledger()
-    observer = OptimizerSteps(steps)
-    try:
-        torch.manual_seed(0)
+    torch.manual_seed(0)
+    with watching(Ledger()) as steps:
         model, batch = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.randn(2, 4)
         for _ in range(6):
             loop(model, batch)
-        observer.look()
-    finally:
-        observer.detach()
+        steps.observer.look()
     return steps.num_steps
 
 
 def update(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
-            assert parameter.grad is not None
             parameter -= 0.1 * parameter.grad
             parameter.grad = None
 
@@ -282,7 +270,6 @@ def by_hand(model: torch.nn.Module, batch: torch.Tensor) -> None:
     for _ in range(3):
         model(batch).sum().backward()
         for parameter in model.parameters():
-            assert parameter.grad is not None
             parameter.grad += 1.0
     update(model)
 
@@ -313,7 +300,7 @@ def transformed(model: torch.nn.Module, batch: torch.Tensor) -> None:
 
     halves = [torch.func.grad(loss)(parameters, inputs) for inputs in batch.split(1)]
     per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, batch)
-    model.of_func = {  # type: ignore[assignment]
+    model.of_func = {
         name: each - 0.1 * sum(half[name] for half in halves) - per_sample[name].mean(0)
         for name, each in parameters.items()
     }
@@ -324,7 +311,6 @@ def through_data(model: torch.nn.Module, batch: torch.Tensor) -> None:
     model.zero_grad(set_to_none=False)
     model(batch).sum().backward()
     for parameter in model.parameters():
-        assert parameter.grad is not None
         parameter.data.sub_(0.1 * parameter.grad.data)
 
 
@@ -337,8 +323,6 @@ def two_losses(model: torch.nn.Module, batch: torch.Tensor) -> None:
     out.square().sum().backward()
     with torch.no_grad():
         for parameter, grad in zip(model.parameters(), grads, strict=True):
-            assert parameter.grad is not None
-            assert grad is not None
             parameter -= 0.01 * (parameter.grad + grad)
     model.zero_grad()
 
@@ -370,7 +354,6 @@ def test_inputs_of_a_stage_that_are_gone_after_their_microbatch_end_no_step(plai
             del received, output
         with torch.no_grad():
             for tensor in [weight] if plain else layer.parameters():
-                assert tensor.grad is not None
                 tensor.sub_(tensor.grad)
                 tensor.grad = None
 
@@ -388,24 +371,23 @@ def test_plain_tensors_that_are_replaced_end_a_step_each_time() -> None:
     assert without_optimizer(replace) == 6
 
 
-def test_backward_passes_tell_the_steps_until_an_optimizer_steps(ledger: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, _ = ledger
+def test_backward_passes_tell_the_steps_until_an_optimizer_steps(ledger: Ledger) -> None:
     watched = torch.autograd.backward
-    optimizer = make_optimizer(steps)  # made, and for three turns of the loop not stepped
+    optimizer = make_optimizer(ledger)  # made, and for three turns of the loop not stepped
     model = torch.nn.Linear(4, 4)
     for _ in range(3):
         model(torch.ones(1, 4)).sum().backward()
         update(model)
     model(torch.ones(1, 4))
-    assert steps.num_steps == 3
+    assert ledger.num_steps == 3
     optimizer.step()
-    assert steps.num_steps == 4
+    assert ledger.num_steps == 4
     assert torch.autograd.backward is not watched
     for _ in range(3):
         model(torch.ones(1, 4)).sum().backward()
         update(model)
     model(torch.ones(1, 4))
-    assert steps.num_steps == 4
+    assert ledger.num_steps == 4
 
 
 def test_without_modules_a_backward_pass_begins_the_next_step() -> None:
@@ -413,15 +395,13 @@ def test_without_modules_a_backward_pass_begins_the_next_step() -> None:
 
     def loop(_: torch.nn.Module, batch: torch.Tensor) -> None:
         (batch @ weight).square().sum().backward()
-        assert weight.grad is not None
         weight.data.sub_(0.01 * weight.grad)
         weight.grad = None
 
     assert without_optimizer(loop) == 6
 
 
-def test_an_iteration_whose_gradients_overflow_is_a_step(ledger: tuple[Ledger, OptimizerSteps]) -> None:
-    steps, _ = ledger
+def test_an_iteration_whose_gradients_overflow_is_a_step(ledger: Ledger) -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -434,19 +414,18 @@ def test_an_iteration_whose_gradients_overflow_is_a_step(ledger: tuple[Ledger, O
         scaler.step(optimizer)
         scaler.update()
         moved.append(not torch.equal(before, model.weight))
-        assert steps.num_steps == step + 1
+        assert ledger.num_steps == step + 1
     assert moved == [True, False, False, True, True]
 
 
-def test_a_scaler_is_as_it_was_when_nothing_is_watched_any_more(ledger: tuple[Ledger, OptimizerSteps]) -> None:
-    _, observer = ledger
+def test_a_scaler_is_as_it_was_when_nothing_is_watched_any_more(ledger: Ledger) -> None:
     watched = torch.amp.GradScaler.step
-    observer.detach()
+    ledger.observer.detach()
     assert torch.amp.GradScaler.step is not watched
     assert torch.amp.GradScaler.step.__module__ == "torch.amp.grad_scaler"
 
 
-def test_hooks_of_all_modules_are_gone_when_the_script_compiles(ledger: tuple[Ledger, OptimizerSteps]) -> None:
+def test_hooks_of_all_modules_are_gone_when_the_script_compiles(ledger: Ledger) -> None:
     assert torch.nn.modules.module._has_any_global_hook()
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     assert not torch.nn.modules.module._has_any_global_hook()

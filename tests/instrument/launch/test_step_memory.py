@@ -77,7 +77,6 @@ def test_without_a_way_to_reset_the_peak_it_is_not_measured(tmp_path: Path, getr
     (tmp_path / "status").write_text("VmHWM:\t 10 kB\nVmRSS:\t 5 kB\n")
     process = ProcessPeak(tmp_path)
     assert process.level() is None
-    assert process.reason is not None
     assert "clear_refs" in process.reason
     keep_maxrss(process)
     assert resource.getrusage is getrusage
@@ -85,9 +84,8 @@ def test_without_a_way_to_reset_the_peak_it_is_not_measured(tmp_path: Path, getr
     memory.begin(2)
     memory.end(keep=True)
     facts = memory.facts()
-    assert facts is not None
     assert facts["notes"] == [process.reason]
-    assert read_recorded_memory(facts).process_of(2) is None  # type: ignore[union-attr]
+    assert read_recorded_memory(facts).process_of(2) is None
 
 
 class Allocator:
@@ -239,7 +237,7 @@ def test_a_device_that_a_step_begins_to_use_is_measured_from_the_next_one_on(
         is_used[0] = True
         allocator.take(10)
         memory.end(keep=False)
-    assert memory.summary(running=False)["device_bytes"] == 30  # type: ignore[index]
+    assert memory.summary(running=False)["device_bytes"] == 30
 
 
 def test_only_recorded_steps_are_kept() -> None:
@@ -282,7 +280,6 @@ def test_the_peak_of_a_gpu_is_that_of_the_step_and_the_script_reads_its_own() ->
     second = torch.ones(16 * MIB, dtype=torch.uint8, device="cuda")
     del second
     level = device.level()
-    assert level is not None
     assert level.peak - level.start == 16 * MIB
     assert torch.cuda.max_memory_allocated() >= before + 64 * MIB
     torch.cuda.reset_peak_memory_stats()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ def test_every_step_is_stamped_on_the_wall_clock_and_what_lies_between_steps_is_
         times.end()
         time.sleep(0.06)
     after = time.time_ns()
-    facts: Any = times.facts(range(0))
+    facts = times.facts(range(0))
     assert facts["first_step"] == 0
     assert before <= facts["start_ns"][0] + 1_000_000
     assert facts["end_ns"][-1] <= after + 1_000_000
@@ -48,7 +47,7 @@ def test_recorded_and_disturbed_steps_are_told_apart() -> None:
         if step == 5:
             times.disturb(step)
         run_steps(times, 1)
-    facts: Any = times.facts(range(6, 8))
+    facts = times.facts(range(6, 8))
     assert facts["recorded"] == [6, 8]
     assert facts["disturbed"] == [3, 5]  # the profiler ran in step 3, but its trace is of others
 
@@ -60,7 +59,7 @@ def test_a_step_that_did_not_end_has_no_times() -> None:
     times.end()
     times.end()  # a script that ends a step twice
     times.begin()
-    facts: Any = times.facts(range(0))
+    facts = times.facts(range(0))
     assert len(facts["start_ns"]) == len(facts["end_ns"]) == 1
 
 
@@ -72,7 +71,7 @@ def test_a_long_run_has_the_steps_around_its_recording() -> None:
     run_steps(times, 10)
     recording = False
     run_steps(times, 3_000)
-    facts: Any = times.facts(range(2_500, 2_510))
+    facts = times.facts(range(2_500, 2_510))
     assert facts["first_step"] == 1_500
     assert len(facts["start_ns"]) == len(facts["end_ns"]) == 2_010
     assert facts["recorded"] == [2_500, 2_510]
@@ -105,12 +104,12 @@ def test_events_of_the_device_are_read_when_they_have_come_and_never_waited_for(
     monkeypatch.setattr(step_times, "_event", event)
     times = StepTimes(lambda: False)
     run_steps(times, 2)
-    assert times.facts(range(0))["device_ns"] is None  # type: ignore[index]
+    assert times.facts(range(0))["device_ns"] is None
     asked[0] = 3
-    assert times.facts(range(0))["device_ns"] == [5_000_000] * 2  # type: ignore[index]
+    assert times.facts(range(0))["device_ns"] == [5_000_000] * 2
     monkeypatch.setattr(Event, "query", lambda _: False)
     run_steps(times, 1)
-    assert times.facts(range(0))["device_ns"] == [5_000_000, 5_000_000, None]  # type: ignore[index]
+    assert times.facts(range(0))["device_ns"] == [5_000_000, 5_000_000, None]
 
 
 def test_a_step_begins_with_the_event_at_which_the_one_before_it_ended_unless_something_lies_between(
@@ -127,7 +126,7 @@ def test_a_step_begins_with_the_event_at_which_the_one_before_it_ended_unless_so
         now[0] += 20_000_000
         times.end()
     assert len(made) == 5
-    assert times.facts(range(0))["device_ns"] == [5_000_000] * 3  # type: ignore[index]
+    assert times.facts(range(0))["device_ns"] == [5_000_000] * 3
 
 
 def test_a_device_that_fails_hides_no_error_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +137,7 @@ def test_a_device_that_fails_hides_no_error_of_the_script(monkeypatch: pytest.Mo
     monkeypatch.setattr(Event, "query", fail)
     times = StepTimes(lambda: False)
     run_steps(times, 2)
-    assert times.facts(range(0))["device_ns"] is None  # type: ignore[index]
+    assert times.facts(range(0))["device_ns"] is None
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,6 @@ def caught(*errors: BaseException) -> BaseException:
     for error in errors:
         error.__context__ = last
         last = error
-    assert last is not None
     return last
 
 

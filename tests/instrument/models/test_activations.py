@@ -26,8 +26,8 @@ from pptrace.schedule.registry import build
 from pptrace.sizes.activations import ActivationSizes
 from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.step import StepVolume
-from tests.support import gpt_runs
 from tests.support.extent import ALL
+from tests.support.gpt_runs import facts_of_model
 from tests.support.pool import Pool
 
 MICROBATCH, SEQUENCE, HIDDEN, HEADS = 3, 16, 32, 8
@@ -113,20 +113,8 @@ def check(saved: Saved, form: RankForm, recompute: Recompute) -> None:
 
 def sizes_of(form: RankForm) -> ActivationSizes:
     """The same share by the facts of a run."""
-    config = form.config
-    facts = gpt_runs.facts(
-        hidden=config.hidden,
-        heads=config.heads,
-        kv_heads=config.num_kv_heads,
-        sequence=config.sequence,
-        microbatch_size=form.microbatch_size,
-        dtype=str(config.dtype).removeprefix("torch."),
-        sequence_parallel=form.sequence,
-        ulysses=form.context.ulysses,
-        dropout=config.dropout,
-        vocabulary=config.vocabulary,
-        vocabulary_multiple=config.vocabulary_multiple,
-    )
+    cut = {"sequence_parallel": form.sequence, "ulysses": form.context.ulysses}
+    facts = facts_of_model(form.config, form.microbatch_size, **cut)
     return ActivationSizes(facts, form.tp, form.context.size, on_device=False)
 
 

@@ -51,7 +51,6 @@ def test_backward_has_the_mask_of_forward() -> None:
     x = ones().requires_grad_()
     dropped = dropout(x, 0.3, 11)
     dropped.sum().backward()
-    assert x.grad is not None
     assert torch.equal(x.grad, dropped.detach())
 
 
@@ -110,7 +109,6 @@ def masks_of(sizes: dict[str, int], options: ParallelOptions) -> Masks:
         with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: (_note(t, kept), t)[1], lambda t: t):
             output = stage(x, microbatch_key=MicrobatchKey(3, 1))
         output.backward(torch.ones_like(output))
-        assert x.grad is not None
         runs.append((*kept, output.detach().numpy().tobytes()))
         gradients.append(x.grad.numpy().tobytes())
     return Masks(mesh.coordinates, tuple(runs), tuple(gradients))

@@ -41,7 +41,6 @@ def test_the_encoder_sees_all_of_its_source_and_the_decoder_that_and_what_is_bef
     source, tokens = torch.randint(256, (1, 4)), torch.randint(256, (1, 6))
     memory = encoder(source)
     logits = decoder(memory, decoder_tokens=tokens)
-    assert isinstance(memory, torch.Tensor)
     last, later = (torch.cat([of[:, :-1], (of[:, -1:] + 1) % 256], 1) for of in (source, tokens))
     assert not torch.equal(encoder(last)[:, 0], memory[:, 0])
     assert not torch.equal(decoder(encoder(last), decoder_tokens=tokens)[:, 0], logits[:, 0])

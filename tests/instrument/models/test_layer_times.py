@@ -59,16 +59,16 @@ def measure_shares(sizes: dict[str, int], options: ParallelOptions) -> tuple[Lay
     recorder, seen = MarkedRecorder(), set[int]()
     original = layer_times.Block
 
-    class Watched(original):  # type: ignore[misc, valid-type]
+    class Watched(original):
         def forward(self, x: Tensor) -> Tensor:
             seen.update((x.shape[1], self.mlp_in.weight.shape[0], self.qkv.weight.shape[0]))
             return cast(Tensor, super().forward(x))
 
-    layer_times.Block = Watched  # type: ignore[misc, assignment]
+    layer_times.Block = Watched
     try:
         times = share_layer_times(CONFIG, 2, CPU, mesh, make_parallel(mesh, options, recorder))
     finally:
-        layer_times.Block = original  # type: ignore[misc]
+        layer_times.Block = original
     return times, tuple(sorted(seen)), recorder.kinds
 
 

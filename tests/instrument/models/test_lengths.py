@@ -29,7 +29,6 @@ MIXES = (
 
 @pytest.mark.parametrize("mix", MIXES, ids=name_of)
 def test_microbatches_of_any_length_train_as_one_process_does(pool: Pool, mix: Mix) -> None:
-    assert mix.lengths is not None
     for rank, (outcome,) in enumerate(check(pool, [mix])):
         volume = StepVolume(facts_of(mix, STEPS), mix.shape, mix.plan, lengths=mix.lengths.of)
         predicted = [dict(volume.of_rank(rank, step)) for step in range(STEPS)]
@@ -66,7 +65,7 @@ def test_replicas_draw_the_lengths_that_one_pipeline_would() -> None:
     for microbatch in range(4):
         part = of_parts[microbatch // 2]
         assert torch.equal(whole.batch(3, 0).tokens_of(microbatch), part.tokens_of(microbatch % 2))
-        assert part.tokens_of(microbatch % 2).shape == (2, whole.lengths(3, 0)[microbatch])  # type: ignore[index]
+        assert part.tokens_of(microbatch % 2).shape == (2, whole.lengths(3, 0)[microbatch])
 
 
 def test_shards_of_short_sequences_are_of_their_own_tokens() -> None:

@@ -20,14 +20,7 @@ from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark
 from pptrace.sizes.step import StepVolume
 from pptrace.sizes.transformer import total
 from tests.instrument.models.cases.call_watch import DESCRIPTIONS, CommunicationMark, links_of, volume_of
-from tests.instrument.models.cases.marked import (
-    GROUP,
-    Event,
-    Marked,
-    marked,
-    steps_of,
-    train_profiled,
-)
+from tests.instrument.models.cases.marked import GROUP, Event, Marked, marked, steps_of, train_profiled
 from tests.instrument.models.cases.mixes import SIZES, Mix, facts_of
 from tests.support.extent import ALL
 from tests.support.pool import Pool

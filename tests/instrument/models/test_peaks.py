@@ -21,7 +21,6 @@ from instrument.models.peaks import cpu_peak, gpu_peak
 )
 def test_well_known_gpus_are_in_the_table(name: str, dtype: torch.dtype, tera: float) -> None:
     peak = gpu_peak(name, dtype)
-    assert peak is not None
     assert peak.flops_per_s == pytest.approx(tera * 1e12)
     assert peak.source
 

@@ -104,8 +104,6 @@ def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) 
         r"memory   rank 0   predicted ([\d.]+) MiB for each in flight: layers ([\d.]+) \([\d.]+ a layer\), ", printed
     )
     measured = re.search(r"([\d.]+) MiB for each in flight\n", printed)
-    assert predicted is not None
-    assert measured is not None
     assert 0 < float(predicted[2]) < float(predicted[1]) <= float(measured[1]) < 1.05 * float(predicted[1])
     assert "embedding and head 0.0" in printed
     assert "(scaled_dot_product_attention, flash kernel)   arXiv 2205.05198: layers 0.0" in printed
@@ -137,8 +135,6 @@ def test_memory_of_experts_is_predicted_by_the_rows_of_the_measured_step(
     printed = capsys.readouterr().out
     measured = re.search(r"([\d.]+) MiB for each in flight\n", printed)
     predicted = re.search(r"predicted ([\d.]+) MiB for each in flight, by the rows of experts in this step", printed)
-    assert measured is not None
-    assert predicted is not None
     assert float(measured[1]) == pytest.approx(float(predicted[1]), abs=0.0011)
     assert "arXiv" not in printed
 
@@ -386,11 +382,7 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(
-    arguments: str,
-    world: int,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: str, world: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretend(monkeypatch, 0, world)
     assert main(arguments.split()) == 2

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +22,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from tests.instrument.models.cases.mixes import Mix, mesh_of, run_steps, runtime_of
 from tests.support.pool import Pool
+from tests.support.profiled import events_of
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -84,15 +83,12 @@ class _Seen:
     during_sync: int
 
 
-def _watch(mix: Mix, folder: str) -> _Seen:
+def _watch(mix: Mix) -> _Seen:
     mesh = mesh_of(mix)
     runtime = runtime_of(mix, mesh, Recorder())
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         run_steps(mix, mesh, runtime, 1)
-    path = Path(folder) / f"rank{mesh.rank}.json"
-    profiler.export_chrome_trace(str(path))
-    events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
-    marked = [(parse_mark(e["name"]), e["ts"], e["ts"] + e["dur"]) for e in events]
+    marked = [(parse_mark(event.name), event.start, event.end) for event in events_of(profiler)]
     sent = [start for mark, start, _ in marked if isinstance(mark, CollectiveMark) and mark.axis is Axis.DP]
     last_op = max(end for mark, _, end in marked if isinstance(mark, OpMark))
     sync = [(s, e) for mark, s, e in marked if isinstance(mark, SpanMark) and mark.kind is SpanKind.GRAD_SYNC]
@@ -101,10 +97,10 @@ def _watch(mix: Mix, folder: str) -> _Seen:
 
 
 @pytest.mark.parametrize(("schedule", "least"), [("1f1b", 10), ("zb-h1", 5)])
-def test_buckets_leave_while_backward_goes_on(pool: Pool, tmp_path: Path, schedule: str, least: int) -> None:
+def test_buckets_leave_while_backward_goes_on(pool: Pool, schedule: str, least: int) -> None:
     """With the backward split, those of norms leave in the last I and those of linear layers after the last W."""
     mix = Mix(pp=2, dp=2, schedule=schedule, tied=False, bucket_bytes=1)
-    seen = pool.run(_watch, mix, str(tmp_path), world=4)  # each parameter is a bucket of its own
+    seen = pool.run(_watch, mix, world=4)  # each parameter is a bucket of its own
     for rank in seen:
         # The loss is averaged after the gradients, on the last stage alone.
         assert rank.sent > 10

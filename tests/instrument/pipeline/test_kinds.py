@@ -25,7 +25,7 @@ SIZES = (2, 4)
 
 def case(rows: Rows, pp: int, microbatches: int, **more: object) -> Case:
     validate(from_rows((row.split() for row in rows), "by hand"))
-    return Case("by hand", pp, microbatches, rows=rows, **more)  # type: ignore[arg-type]
+    return Case("by hand", pp, microbatches, rows=rows, **more)
 
 
 @pytest.mark.parametrize("pp", [1, *SIZES])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -27,28 +24,13 @@ from pptrace.marks import (
 )
 from pptrace.schedule.actions import Action, parse_action
 from pptrace.schedule.messages import peer_of
-from pptrace.schedule.plan import Plan
 from tests.instrument.pipeline.cases.plans import overlapped, split_1f1b, v_shaped
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, SEQUENCE, Case, train_profiled
 from tests.support.pool import Pool
+from tests.support.profiled import Event
 
 STEPS = 2
 MESSAGE_BYTES = MICROBATCH_SIZE * SEQUENCE * 8 * 8  # hidden 8, float64
-
-
-@dataclass(frozen=True)
-class Event:
-    name: str
-    start: float
-    end: float
-
-    def holds(self, other: Event) -> bool:
-        return self.start <= other.start and other.end <= self.end
-
-
-def read_events(path: Path) -> list[Event]:
-    events = json.loads(path.read_text())["traceEvents"]
-    return [Event(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X"]
 
 
 @pytest.fixture(
@@ -63,13 +45,10 @@ def read_events(path: Path) -> list[Event]:
     ],
     ids=lambda case: f"{case.schedule}-pp{case.pp}-dp{case.dp}-ahead{case.ahead}-{case.calls}",
 )
-def run(
-    request: pytest.FixtureRequest, pool: Pool, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Case, Plan, Path]:
+def run(request: pytest.FixtureRequest, pool: Pool) -> tuple[Case, list[list[Event]]]:
+    """A case, and what each rank's trace has."""
     case: Case = request.param
-    folder = tmp_path_factory.mktemp("profiled")
-    plans = pool.run(train_profiled, case, STEPS, str(folder), world=case.pp * case.dp)
-    return case, plans[0], folder
+    return case, pool.run(train_profiled, case, STEPS, world=case.pp * case.dp)
 
 
 def ranks_of(case: Case) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -81,10 +60,11 @@ def ranks_of(case: Case) -> list[tuple[int, int, tuple[int, ...]]]:
     ]
 
 
-def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path]) -> None:
-    case, plan, folder = run
+def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, list[list[Event]]]) -> None:
+    case, events = run
+    plan = case.plan
     for rank, pp_rank, pp_ranks in ranks_of(case):
-        marks = [parse_mark(event.name) for event in read_events(folder / f"rank{rank}.json")]
+        marks = [parse_mark(event.name) for event in events[rank]]
         result = Counter(mark for mark in marks if mark is not None)
         expected: list[object] = []
         for step in range(STEPS):
@@ -115,10 +95,10 @@ def is_sync(mark: object) -> bool:
     return isinstance(mark, SpanMark) and mark.kind is SpanKind.GRAD_SYNC
 
 
-def test_waits_and_ops_lie_where_they_belong(run: tuple[Case, Plan, Path]) -> None:
-    case, _, folder = run
+def test_waits_and_ops_lie_where_they_belong(run: tuple[Case, list[list[Event]]]) -> None:
+    case, events_of_rank = run
     for rank, _, _ in ranks_of(case):
-        events = [(event, parse_mark(event.name)) for event in read_events(folder / f"rank{rank}.json")]
+        events = [(event, parse_mark(event.name)) for event in events_of_rank[rank]]
         calls = [(event, mark) for event, mark in events if isinstance(mark, P2PMark)]
         steps = {mark.step: e for e, mark in events if isinstance(mark, SpanMark) and mark.kind is SpanKind.STEP}
         for event, mark in events:

@@ -19,7 +19,7 @@ from tests.instrument.pipeline.buffers import is_empty
 from tests.instrument.pipeline.cases.memory import Measured, keeps, measure_cases
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
 from tests.support.extent import ALL
-from tests.support.gpt_runs import facts
+from tests.support.gpt_runs import facts_of_model
 from tests.support.pool import Pool
 
 MESSAGES = 4  # on their way in or out of a rank at most, beside what its stages keep: a quarter of one microbatch
@@ -77,20 +77,7 @@ def test_what_is_alive_after_a_forward_is_what_is_predicted(way: dict[str, Any],
     case = Case("1f1b", 3, 4, layers=8, **way)
     if is_recomputed and case.recompute is Recompute.FULL and case.num_layers > 1:
         pytest.skip("every microbatch recomputes")
-    config = case.config
-    run = facts(
-        hidden=config.hidden,
-        heads=config.heads,
-        kv_heads=config.num_kv_heads,
-        sequence=config.sequence,
-        microbatch_size=MICROBATCH_SIZE,
-        dtype="float64",
-        layers_per_stage=tuple(map(len, case.cut)),
-        recompute=str(case.recompute),
-        recompute_method=str(case.method),
-        recompute_num_layers=case.num_layers,
-        recompute_modules=tuple(map(str, case.modules)),
-    )
+    run = facts_of_model(case.config, MICROBATCH_SIZE, layers_per_stage=tuple(map(len, case.cut)))
     for stage, layers in enumerate(case.cut):
         sizes = ActivationSizes(run, 1, 1, on_device=False)
         how = sizes.facts.recompute_of(stage, fully=is_recomputed)

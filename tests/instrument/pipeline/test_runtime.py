@@ -91,7 +91,6 @@ def test_a_forward_is_in_flight_from_its_begin_while_the_backward_of_its_pair_ru
     for action in plan.ranks[0]:
         HANDLERS[action.kind](run, (action,))
     assert run.buffers.peak_in_flight == 2
-    assert stage.weight.grad is not None
     assert stage.weight.grad.tolist() == (numbers.sum(0) / 2).tolist()
     assert is_empty(run.buffers)
 

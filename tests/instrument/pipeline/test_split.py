@@ -124,4 +124,4 @@ def test_an_input_gradient_keeps_only_what_its_weight_gradients_need_and_they_fr
 
 def test_a_queue_that_does_not_collect_takes_nothing() -> None:
     with pytest.raises(PptraceError, match="outside of an input-gradient backward"):
-        WeightQueue().put(None)  # type: ignore[arg-type]
+        WeightQueue().put(None)

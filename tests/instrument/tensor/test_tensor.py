@@ -13,7 +13,6 @@ from pptrace.errors import UsageError
 from pptrace.marks import Collective, CollectiveMark, ExchangeMark, Mark
 from tests.instrument.tensor.cases.layers import (
     BATCH,
-    HEAD_DIM,
     HIDDEN,
     NUM_BYTES,
     SEQUENCE,
@@ -22,7 +21,7 @@ from tests.instrument.tensor.cases.layers import (
     Variant,
     column,
     cross_entropy,
-    model,
+    embedding,
     order_of_column,
     order_of_row,
     refusals,
@@ -36,11 +35,6 @@ TOKEN_BYTES = BATCH * SEQUENCE * 8
 
 LAYERS = [Variant(sequence, overlap, split) for sequence, overlap, split in product((False, True), repeat=3)]
 LAYERS += [Variant(sequence, True, route=Route.HOST_STAGED) for sequence in (False, True)]
-MODELS = [
-    *LAYERS,
-    *(Variant(sequence, True, split, recompute=True) for sequence, split in product((False, True), repeat=2)),
-    *(Variant(sequence, kv_heads=kv_heads) for sequence in (False, True) for kv_heads in (1, 2)),
-]
 
 
 def check(pool: Pool, case: Callable[..., list[Outcome]], variants: list[Variant], size: int) -> list[list[Outcome]]:
@@ -105,54 +99,12 @@ def test_gemms_run_between_the_posting_of_a_call_and_the_wait_for_it(pool: Pool)
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_transformer_with_loss_is_exact_in_every_variant(pool: Pool, size: int) -> None:
-    check(pool, model, MODELS, size)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_transformer_layer_has_four_all_reduces_or_the_same_volume_with_sequence_parallelism(
-    pool: Pool, size: int
-) -> None:
-    variants = [Variant(), Variant(sequence=True), Variant(sequence=True, overlap=True)]
-    plain, sequence, overlapped = check(pool, model, variants, size)
-    for outcome in plain:
-        assert collectives(outcome.forward) == [
-            *[(REDUCE, NUM_BYTES)] * (1 + 2),  # embedding, attention and MLP
-            (REDUCE, TOKEN_BYTES),  # largest logit
-            (REDUCE, 2 * TOKEN_BYTES),  # sum of exponentials and target's logit
-        ]
-        assert collectives(outcome.backward) == [(REDUCE, NUM_BYTES)] * (1 + 2)  # head, MLP and attention
-        assert outcome.sync == []
-    for outcome in sequence:
-        gathers = collectives(outcome.forward).count((GATHER, NUM_BYTES))
-        scatters = collectives(outcome.forward).count((SCATTER, NUM_BYTES))
-        assert (gathers, scatters) == (2 + 1, 2 + 1)  # layer and head; layer and embedding
-        gathers = collectives(outcome.backward).count((GATHER, NUM_BYTES))
-        scatters = collectives(outcome.backward).count((SCATTER, NUM_BYTES))
-        # Four gathers and four scatters a layer make its four all-reduces; two more gather the inputs again.
-        assert (gathers, scatters) == (2 + 2 + 1 + 1, 2 + 1)
-        assert len(collectives(outcome.forward)) == 6 + 2
-        assert len(collectives(outcome.backward)) == 9
-        norms, biases, positions = 3 * 2 * HIDDEN, 2 * HIDDEN, SEQUENCE * HIDDEN
-        assert collectives(outcome.sync) == [(REDUCE, 8 * (norms + biases + positions))]
-    for outcome, other in zip(overlapped, sequence, strict=True):
-        for marks, others in ((outcome.forward, other.forward), (outcome.backward, other.backward)):
-            assert moved(marks, size) == moved(others, size)
-
-
-def moved(marks: Iterable[Mark], size: int) -> int:
-    """Bytes that a rank sends, where gathers and scatters go round a ring; all-reduces of the loss left out."""
-    marks = list(marks)
-    large = sum(num_bytes for kind, num_bytes in collectives(marks) if kind is not REDUCE)
-    return large * (size - 1) // size + sum(exchanges(marks))
-
-
-@pytest.mark.parametrize(("size", "kv_heads"), [(2, 1), (4, 1), (4, 2)])
-def test_the_gradients_of_copied_kv_heads_are_summed_once_per_step(pool: Pool, size: int, kv_heads: int) -> None:
-    (outcomes,) = check(pool, model, [Variant(kv_heads=kv_heads)], size)
-    for outcome in outcomes:
-        rows = 2 * kv_heads * HEAD_DIM
-        assert collectives(outcome.sync) == [(REDUCE, 8 * rows * (HIDDEN + 1))]
+def test_an_embedding_cut_by_its_vocabulary_is_exact_and_communicates_as_megatrons(pool: Pool, size: int) -> None:
+    for variant, outcomes in zip(LAYERS, check(pool, embedding, LAYERS, size), strict=True):
+        for outcome in outcomes:
+            forward = [(SCATTER, NUM_BYTES)] if variant.sequence else [(REDUCE, NUM_BYTES)]
+            assert (collectives(outcome.forward), exchanges(outcome.forward)) == (forward, [])
+            assert collectives(outcome.backward) == ([(GATHER, NUM_BYTES)] if variant.sequence else [])
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-import instrument.context.ring
+from instrument.context import ring
 from instrument.context.attention import ContextAttention, make_context_groups
 from instrument.context.kernels import CpuFlash, Exact, Gradients, Kernel
 from instrument.context.shard import ContextShape, shard_sequence
@@ -22,7 +24,7 @@ from instrument.mesh import fit_shape, make_mesh
 from instrument.recorder import Recorder
 from instrument.route import Route
 from pptrace.marks import Mark
-from tests.instrument.cases.collectives import Listening, heard_by
+from tests.instrument.cases.collectives import Listening, heard
 
 HEADS, HEAD_DIM, MICROBATCH = 4, 8, 2
 
@@ -70,10 +72,6 @@ def maker(size: int, pp: int = 1, recorder: Recorder | None = None) -> Maker:
     return make
 
 
-def make_attention(case: ContextCase) -> tuple[ContextAttention, int]:
-    return maker(case.shape.size)(case)
-
-
 def errors(cases: Sequence[ContextCase], pp: int = 1) -> list[list[float]]:
     """Of every case the largest differences from attention over the whole sequence: output, and gradients of q, k, v."""
     make = maker(cases[0].shape.size, pp)
@@ -82,15 +80,16 @@ def errors(cases: Sequence[ContextCase], pp: int = 1) -> list[list[float]]:
 
 def _errors(case: ContextCase, make: Maker) -> list[float]:
     attention, rank = make(case)
-    if case.exact:
-        instrument.context.ring.kernel_for = lambda q: Exact()
-    try:
+    with computed_by(Exact()) if case.exact else nullcontext():
         result = run_layer(attention, case, rank)
-    finally:
-        instrument.context.ring.kernel_for = instrument.context.kernels.kernel_for
     assert {tensor.dtype for tensor in result} == {case.dtype}
     wanted = [shard_sequence(tensor, case.shape, rank) for tensor in reference(case)]
     return [float((ours - other).abs().max()) for ours, other in zip(result, wanted, strict=True)]
+
+
+def computed_by(kernel: Kernel) -> AbstractContextManager[object]:
+    """Let rings compute with a kernel."""
+    return mock.patch.object(ring, "kernel_for", return_value=kernel)
 
 
 def run_layer(attention: ContextAttention, case: ContextCase, rank: int) -> list[Tensor]:
@@ -127,33 +126,31 @@ def marks_of(cases: Sequence[ContextCase]) -> list[tuple[list[Mark], list[Mark]]
     return [_marks_of(case, make, recorder) for case in cases]
 
 
+def inputs_of(case: ContextCase, rank: int) -> tuple[list[Tensor], Tensor]:
+    """This rank's q, k and v, and the gradient of its output, each head by itself."""
+    q, k, v, gradient = (shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
+    return [tensor.requires_grad_() for tensor in (q, k, v)], gradient
+
+
 def _marks_of(case: ContextCase, make: Maker, recorder: Listening) -> tuple[list[Mark], list[Mark]]:
     attention, rank = make(case)
-    q, k, v, gradient = (shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
-    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    output, forward = heard_by(recorder, lambda: attention(*leaves))
-    _, backward = heard_by(recorder, lambda: output.backward(gradient))
+    leaves, gradient = inputs_of(case, rank)
+    output, forward = heard(recorder, lambda: attention(*leaves))
+    _, backward = heard(recorder, lambda: output.backward(gradient))
     return forward, backward
 
 
 def order_of_work(case: ContextCase) -> tuple[str, str]:
     """Forward and backward as a letter for each event: x posts an exchange, w waits for one, c computes a square."""
-    attention, rank = make_attention(case)
-    q, k, v, gradient = (shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
-    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    attention, rank = maker(case.shape.size)(case)
+    leaves, gradient = inputs_of(case, rank)
     with profile(activities=[ProfilerActivity.CPU]) as ahead:
         output = attention(*leaves)
     with profile(activities=[ProfilerActivity.CPU]) as back:
         output.backward(gradient)
     flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    letters = {
-        "pp1:exchange": "x",
-        "pp1:all_gather": "x",
-        "pp1:reduce_scatter": "x",
-        "pp1:await": "w",
-        flash: "c",
-        f"{flash}_backward": "c",
-    }
+    posts = ("pp1:exchange", "pp1:all_gather", "pp1:reduce_scatter")
+    letters = {**dict.fromkeys(posts, "x"), "pp1:await": "w", flash: "c", f"{flash}_backward": "c"}
 
     def read(profiler: Any) -> str:
         events = sorted(profiler.events(), key=lambda event: event.time_range.start)
@@ -191,14 +188,7 @@ def num_scores(cases: Sequence[ContextCase]) -> list[list[int]]:
     for case in cases:
         attention, rank = make(case)
         kernel = CountingKernel()
-
-        def counted(q: Tensor, kernel: Kernel = kernel) -> Kernel:
-            return kernel
-
-        instrument.context.ring.kernel_for = counted
-        try:
+        with computed_by(kernel):
             run_layer(attention, case, rank)
-        finally:
-            instrument.context.ring.kernel_for = instrument.context.kernels.kernel_for
         result.append(kernel.num_scores)
     return result

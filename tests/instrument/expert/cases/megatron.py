@@ -71,12 +71,12 @@ def _on_cpus() -> Any:
     )
     if not hasattr(torch, "_softmax_of_any_width"):
         softmax = torch.softmax
-        torch._softmax_of_any_width = softmax  # type: ignore[attr-defined]
-        torch.softmax = lambda x, dim=None, dtype=None: softmax(  # type: ignore[assignment]
+        torch._softmax_of_any_width = softmax
+        torch.softmax = lambda x, dim=None, dtype=None: softmax(
             x, dim=dim, dtype=None if x.dtype == torch.float64 else dtype
         )
         single = Tensor.float
-        Tensor.float = lambda x: x if x.dtype == torch.float64 else single(x)  # type: ignore[assignment,method-assign]
+        Tensor.float = lambda x: x if x.dtype == torch.float64 else single(x)
     return moe_layer
 
 
@@ -127,7 +127,6 @@ def _ours(case: Case) -> ExpertLayer:
 
 def _share(case: Case, ours: ExpertLayer, theirs: Any, inner: Tensor, outer: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Give both shared MLPs the same matrices (this rank's part of ``inner`` and ``outer``); the pairs of parameters."""
-    assert ours.shared is not None
     length = case.shared // case.tp
     first = dist.get_rank() % case.tp * length
     part = slice(first, first + length)
@@ -178,8 +177,6 @@ def _compare(case: Case, moe_layer: Any) -> tuple[float, ...]:
     y = x.detach().transpose(0, 1).contiguous().requires_grad_()
     expected, _ = theirs(y)
     expected.backward(upstream.transpose(0, 1).contiguous())
-    assert x.grad is not None
-    assert y.grad is not None
     pairs = [
         (output.detach(), expected.detach().transpose(0, 1)),
         (x.grad, y.grad.transpose(0, 1)),

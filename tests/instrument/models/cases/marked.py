@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,21 +15,10 @@ from torch.autograd.profiler import profile, record_function
 
 from instrument.optim.clipping import OptimizerSync
 from instrument.recorder import Recorder
-from pptrace.marks import (
-    AwaitMark,
-    Mark,
-    P2PMark,
-    UnknownMark,
-    WaitMark,
-    parse_mark,
-)
+from pptrace.marks import AwaitMark, Mark, P2PMark, UnknownMark, WaitMark, parse_mark
 from tests.instrument.models.cases.call_watch import GROUP_CALLS, CommunicationMark
-from tests.instrument.models.cases.mixes import (
-    Mix,
-    mesh_of,
-    run_steps,
-    runtime_of,
-)
+from tests.instrument.models.cases.mixes import Mix, mesh_of, run_steps, runtime_of
+from tests.support.profiled import rows_of
 
 GROUP = "group of "
 ITEM_BYTES = {"double": 8, "float": 4, "c10::BFloat16": 2, "long int": 8}
@@ -75,11 +62,8 @@ def train_profiled(mix: Mix) -> list[Event]:
     # torch.profiler.profile is this class and an import that takes seconds.
     with _groups_of_facts(), profile(use_cpu=True, use_kineto=True, record_shapes=True) as profiler:
         run_steps(mix, mesh, runtime, steps_of(mix))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        rows = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
-    return [_event(event) for event in rows if event["name"].startswith(("c10d::", "gloo:", "pp1:", GROUP))]
+    seen = ("c10d::", "gloo:", "pp1:", GROUP)
+    return [_event(row) for row in rows_of(profiler) if row["name"].startswith(seen)]
 
 
 @contextmanager

@@ -47,6 +47,7 @@ from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from pptrace.sizes.gpt_facts import GptFacts
 from pptrace.sizes.transformer import Volume
 from tests.instrument.models.cases.call_watch import CallWatch
+from tests.support.gpt_runs import facts_of_model
 from tests.support.graph_imitation import capturing_on
 from tests.support.pool import on_one_rank
 
@@ -184,35 +185,20 @@ class Outcome:
 
 def facts_of(mix: Mix, steps: int) -> GptFacts:
     """Facts that the training script would give of a mix."""
-    return GptFacts(
-        hidden=HIDDEN,
-        heads=HEADS,
-        kv_heads=HEADS if mix.kv_heads is None else mix.kv_heads,
-        sequence=SEQUENCE,
-        microbatch_size=MICROBATCH_SIZE,
-        vocabulary=mix.vocabulary,
-        dtype="bfloat16" if mix.bfloat16 else "float64",
-        tied=mix.tied,
+    return facts_of_model(
+        mix.config,
+        MICROBATCH_SIZE,
         layers_per_stage=tuple(map(len, mix.cut)),
         sequence_parallel=mix.sequence,
         overlap=mix.overlap,
         ulysses=mix.ulysses,
         cp_comm_type=str(mix.exchange),
         shortest_sequence=mix.shortest,
-        recompute=mix.recompute.value,
-        recompute_microbatches_beyond=None,
         zero=mix.zero,
         bucket_bytes=mix.bucket_bytes,
         clip_grad=mix.clip or 0.0,
         optimizer_sync=mix.sync.value,
         steps=steps,
-        experts=mix.experts,
-        dropout=mix.dropout,
-        recompute_method=str(mix.config.recompute_method),
-        recompute_num_layers=mix.config.recompute_num_layers,
-        recompute_modules=tuple(map(str, mix.modules)),
-        encoder_layers=mix.config.encoder_layers,
-        encoder_sequence=mix.config.encoder_sequence,
         shortest_document=mix.packed,
         scatter_gather=mix.scatters,
         sent_dtype=mix.sent_dtype,
@@ -292,7 +278,6 @@ def parallel_of(runtime: PipelineRuntime) -> Parallel:
 def stages_of(runtime: PipelineRuntime) -> Iterator[GptStage]:
     for stage in runtime.program.stages.values():
         inner = stage.stage if isinstance(stage, OffloadingStage | GraphedStage) else stage
-        assert isinstance(inner, GptStage)
         yield inner
 
 
@@ -302,12 +287,8 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     runtime = runtime_of(mix, mesh, recorder)
     with watch.watching():
         losses = run_steps(mix, mesh, runtime, mix.steps)
-    experts = mix.experts  # one process has all of them, and nothing travels
-    if experts is not None:
-        experts = replace(experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
-    of_one = (mix.clip, experts, mix.steps, mix.vocabulary, mix.shortest, mix.encoder, mix.packed)
-    weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, *of_one)
-    alone = _alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts, vocabulary=mix.vocabulary, encoder=mix.encoder)
+    alone = of_one_process(mix)
+    weights_of_one, expected = _expected(alone)
     whole = _whole(alone.config, mix.layers)
     whole.load_state_dict(weights_of_one)
     errors = [0.0]
@@ -340,7 +321,7 @@ def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage, parallel: Par
         if right.embedding is not None and whole.embedding is not None:
             right.embedding.take(whole.embedding)
         for layer, block in right.blocks.items():
-            block.take(whole.blocks[layer])  # type: ignore[operator]
+            block.take(whole.blocks[layer])
         if right.head is not None and whole.head is not None:
             right.head.take(whole.head)
         if right.encoder_norm is not None and whole.encoder_norm is not None:
@@ -360,81 +341,36 @@ def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, T
     return trained.to_local().detach().cpu(), rows[0] if rows else expected[:0]
 
 
-def _alone(
-    pp: int,
-    dp: int,
-    tied: bool,
-    kv_heads: int | None,
-    experts: ExpertOptions | None,
-    bfloat16: bool = False,
-    vocabulary: int = 256,
-    encoder: tuple[int, int] | None = None,
-) -> Mix:
-    """The part of a mix that matters to one process."""
-    of_model = {
-        "kv_heads": kv_heads,
-        "bfloat16": bfloat16,
-        "experts": experts,
-        "vocabulary": vocabulary,
-        "encoder": encoder,
-    }
-    return Mix(pp=pp, dp=dp, tied=tied, **of_model)  # type: ignore[arg-type]
+def of_one_process(mix: Mix) -> Mix:
+    """The part of a mix that matters to one process: it has all experts, and nothing travels."""
+    experts = mix.experts and replace(mix.experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
+    names = ("pp", "dp", "tied", "kv_heads", "bfloat16", "clip", "steps", "vocabulary", "shortest", "encoder", "packed")
+    return Mix(experts=experts, **{name: getattr(mix, name) for name in names})
 
 
 @on_one_rank
-def _expected(
-    pp: int,
-    dp: int,
-    tied: bool,
-    kv_heads: int | None,
-    clip: float | None,
-    experts: ExpertOptions | None,
-    steps: int,
-    vocabulary: int,
-    shortest: int | None,
-    encoder: tuple[int, int] | None,
-    packed: int | None,
-) -> tuple[dict[str, Tensor], tuple[float, ...]]:
+def _expected(mix: Mix) -> tuple[dict[str, Tensor], tuple[float, ...]]:
     """Parameters and losses of :func:`reference` after its steps."""
-    of_one = {"experts": experts, "steps": steps, "vocabulary": vocabulary, "shortest": shortest}
-    of_one |= {"encoder": encoder, "packed": packed}
-    model, losses = reference(pp, dp, tied, kv_heads, clip, **of_one)  # type: ignore[arg-type]
+    model, losses = reference(mix)
     return dict(model.state_dict()), losses
 
 
 @lru_cache
-def reference(
-    pp: int,
-    dp: int,
-    tied: bool,
-    kv_heads: int | None,
-    clip: float | None = None,
-    bfloat16: bool = False,
-    experts: ExpertOptions | None = None,
-    steps: int = STEPS,
-    vocabulary: int = 256,
-    shortest: int | None = None,
-    encoder: tuple[int, int] | None = None,
-    packed: int | None = None,
-) -> tuple[GptStage, tuple[float, ...]]:
+def reference(mix: Mix) -> tuple[GptStage, tuple[float, ...]]:
     """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``.
 
     Documents that sequences are packed of are sequences of their own here.
     """
-    mix = _alone(pp, dp, tied, kv_heads, experts, bfloat16, vocabulary, encoder)
-    mix = replace(mix, shortest=shortest, packed=packed)
     model = GptStage(mix.config, range(mix.layers)).double()
-    if tied:
-        assert model.embedding is not None
-        assert model.head is not None
+    if mix.tied:
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
     data = mix.data
-    is_firm = [] if experts is None else watch_choices(model)
+    is_firm = [] if mix.experts is None else watch_choices(model)
     losses = []
-    for step in range(steps):
-        batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
-        if shortest is None and packed is None:
+    for step in range(mix.steps):
+        batches = [data.batch(step, dp_rank) for dp_rank in range(mix.dp)]
+        if mix.shortest is None and mix.packed is None:
             tokens, targets, *source = (
                 torch.cat(parts).flatten(0, 1) for parts in zip(*(b.tensors for b in batches), strict=True)
             )
@@ -445,8 +381,8 @@ def reference(
             loss = torch.stack([_loss_of(model, batch, i, step) for batch, i in every]).mean()
         optimizer.zero_grad()
         loss.backward()
-        if clip is not None:
-            clip_grad_norm_(model.parameters(), clip)
+        if mix.clip is not None:
+            clip_grad_norm_(model.parameters(), mix.clip)
         optimizer.step()
         update_biases(biased_routers([model]), ())
         losses.append(float(loss.detach()))
@@ -481,7 +417,7 @@ def watch_choices(model: GptStage) -> list[bool]:
             is_firm.append(torch.equal(chosen, again))
             return chosen
 
-        router.choose = choose  # type: ignore[method-assign]
+        router.choose = choose
 
     for module in model.modules():
         if isinstance(module, Router):

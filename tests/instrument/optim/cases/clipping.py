@@ -120,8 +120,6 @@ def reference(training: Training) -> Reference:
     case = training.case
     model = GptStage(case.config, range(case.config.layers))
     if case.tied:
-        assert model.embedding is not None
-        assert model.head is not None
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     losses, squares = [], []

@@ -33,7 +33,7 @@ def on_cpu(make: Any) -> Any:
 
 torch.cuda.current_device = lambda: 0
 dist.is_initialized = lambda: True
-torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+torch.cuda.synchronize = lambda *_: None
 torch.zeros, torch.empty = on_cpu(zeros), on_cpu(empty)
 
 from megatron.core.enums import ModelType  # noqa: E402
@@ -123,15 +123,15 @@ def run(pp: int, rank: int, m: int, v: int, n: int, overlap: bool, flush: bool, 
         pipeline_dtype=torch.float32, batch_p2p_comm=batched, overlap_p2p_comm=overlap,
         overlap_p2p_comm_warmup_flush=flush, deallocate_pipeline_outputs=False, use_cpu_initialization=True, **virtual,
     )  # fmt: skip
-    dist.get_global_rank = lambda _group, peer: "next" if peer == (rank + 1) % pp else "prev"  # type: ignore[assignment]
+    dist.get_global_rank = lambda _group, peer: "next" if peer == (rank + 1) % pp else "prev"
     if pp == 2:  # one rank on both sides: the communicator asks for the next one first
         sides = iter(("next", "prev"))
-        dist.get_global_rank = lambda _group, _peer: next(sides)  # type: ignore[assignment]
-    dist.get_backend = lambda _group=None: "gloo"  # type: ignore[assignment]
-    dist.isend = lambda tensor, dst, group=None: seen.post(True, tensor, dst)  # type: ignore[assignment]
-    dist.irecv = lambda tensor, src, group=None: seen.post(False, tensor, src)  # type: ignore[assignment]
-    dist.P2POp = lambda function, tensor, peer, group=None: (function, tensor, peer)  # type: ignore[assignment,misc]
-    dist.batch_isend_irecv = lambda ops: [function(tensor, peer) for function, tensor, peer in ops]  # type: ignore
+        dist.get_global_rank = lambda _group, _peer: next(sides)
+    dist.get_backend = lambda _group=None: "gloo"
+    dist.isend = lambda tensor, dst, group=None: seen.post(True, tensor, dst)
+    dist.irecv = lambda tensor, src, group=None: seen.post(False, tensor, src)
+    dist.P2POp = lambda function, tensor, peer, group=None: (function, tensor, peer)
+    dist.batch_isend_irecv = lambda ops: [function(tensor, peer) for function, tensor, peer in ops]
     communicator = p2p_communication.P2PCommunicator(Group(pp, rank), config)
     for name in ("_p2p_ops", "_batched_p2p_ops"):
         setattr(p2p_communication, name, whole(seen, ORIGINAL[name]))

@@ -58,7 +58,6 @@ def predict(case: Case, rank: int) -> int:
     for half in iter_halves(plan.ranks[rank]):
         if not half.kind.is_compute:
             continue
-        assert half.microbatch is not None
         of = kept[half.stage, Cell(half.stage, half.microbatch) in again]
         held += {
             Kind.F: of.after_forward,

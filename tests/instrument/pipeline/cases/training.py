@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -34,6 +33,7 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from tests.support.graph_imitation import capturing_on
 from tests.support.pool import on_one_rank
+from tests.support.profiled import Event, events_of
 
 MICROBATCH_SIZE = 2
 SEQUENCE = 4
@@ -85,7 +85,7 @@ class Case:
             "recompute_num_layers": self.num_layers,
             "recompute_modules": self.modules,
         }
-        return replace(model, recompute=self.recompute, **ways)  # type: ignore[arg-type]
+        return replace(model, recompute=self.recompute, **ways)
 
     @property
     def plan(self) -> Plan:
@@ -133,7 +133,7 @@ def mesh_of(case: Case) -> Mesh:
 
 def runtime_of(case: Case, mesh: Mesh, recorder: Recorder | None = None) -> PipelineRuntime:
     how = {"num_unrecomputed": case.keep, "captures": case.graphs}
-    gpt = GptPipeline(case.plan, case.config, case.cut, MICROBATCH_SIZE, **how)  # type: ignore[arg-type]
+    gpt = GptPipeline(case.plan, case.config, case.cut, MICROBATCH_SIZE, **how)
     with capturing_on(case.wiring.device):
         return make_gpt_runtime(mesh, gpt, case.wiring, recorder or Recorder())
 
@@ -174,8 +174,6 @@ def reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
 def _reference(config: GptConfig, microbatches: int, dp: int) -> tuple[Tensor, dict[str, Tensor]]:
     model = GptStage(config, range(config.layers))
     if config.tied:
-        assert model.embedding is not None
-        assert model.head is not None
         model.head.projection.weight = model.embedding.tokens.weight
     data = TextData(microbatches, MICROBATCH_SIZE, SEQUENCE)
     batches = [data.batch(0, dp_rank) for dp_rank in range(dp)]
@@ -187,8 +185,8 @@ def _reference(config: GptConfig, microbatches: int, dp: int) -> tuple[Tensor, d
     return loss.detach(), {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
-def train_profiled(case: Case, steps: int, folder: str) -> Plan:
-    """Train under PyTorch's profiler and write ``rank<r>.json``; the whole training loop is in the trace."""
+def train_profiled(case: Case, steps: int) -> list[Event]:
+    """Train under PyTorch's profiler; the whole training loop is in the trace."""
     recorder = Recorder()
     mesh = mesh_of(case)
     runtime = runtime_of(case, mesh, recorder)
@@ -200,8 +198,7 @@ def train_profiled(case: Case, steps: int, folder: str) -> Plan:
                 batch = case.batch(mesh.dp_rank, step)
             runtime.run(batch, step)
             runtime.optimize(optimizer, step)
-    profiler.export_chrome_trace(str(Path(folder) / f"rank{mesh.rank}.json"))
-    return case.plan
+    return events_of(profiler)
 
 
 def outputs_alive(case: Case) -> tuple[list[int], int]:

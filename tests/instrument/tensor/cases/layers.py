@@ -10,28 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from instrument.backward_split.split import Splittable, WeightQueue, WeightWork, attach
 from instrument.collectives import AxisGroup
-from instrument.recorder import Recorder
 from instrument.route import Route
-from instrument.sequence.partial import LayerNorm, PositionEmbedding, partial_gradients, sum_partial_gradients
+from instrument.sequence.partial import partial_gradients, sum_partial_gradients
 from instrument.sequence.shards import local_part
 from instrument.tensor.cross_entropy import vocab_parallel_cross_entropy
 from instrument.tensor.embedding import VocabParallelEmbedding
-from instrument.tensor.heads import share_heads
-from instrument.tensor.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear
-from instrument.tensor.region import Region, take_rows
-from pptrace.marks import PREFIX, Axis, Mark
+from instrument.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from instrument.tensor.region import Region
+from pptrace.marks import PREFIX, Mark
 from tests.instrument.cases.collectives import Listening, axis_of_all_ranks, heard
 
 BATCH, SEQUENCE, HIDDEN, VOCABULARY = 2, 8, 16, 12
-HEADS, HEAD_DIM = 4, 4
 NUM_BYTES = BATCH * SEQUENCE * HIDDEN * 8
 """Of one activation b·s·h in float64."""
 
@@ -43,8 +38,6 @@ class Variant:
     sequence: bool = False
     overlap: bool = False
     split: bool = False
-    recompute: bool = False
-    kv_heads: int = HEADS
     route: Route = Route.DIRECT
 
 
@@ -59,19 +52,11 @@ class Outcome:
     sync: list[Mark]
 
 
-def group_of_one() -> AxisGroup:
-    """An axis of this rank alone."""
-    groups = [dist.new_group([rank], backend="gloo") for rank in range(dist.get_world_size())]
-    return AxisGroup(groups[dist.get_rank()], Axis.TP, Recorder())
-
-
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def error(result: Tensor | None, expected: Tensor | None) -> float:
-    assert result is not None
-    assert expected is not None
     assert result.shape == expected.shape, (result.shape, expected.shape)
     return float((result.detach() - expected.detach()).abs().max())
 
@@ -89,10 +74,10 @@ def backward_in_parts(
             output.backward(gradient)
         return collected
 
-    waiting, marks = heard(group, run)
+    waiting, marks = heard(group.recorder, run)
     layers = [part for part in module.modules() if isinstance(part, Splittable)] if queue is not None else []
     assert all(parameter.grad is None for layer in layers for parameter in layer.parameters(recurse=False))
-    _, of_weights = heard(group, lambda: [work.run() for work in waiting])
+    _, of_weights = heard(group.recorder, lambda: [work.run() for work in waiting])
     return marks, of_weights
 
 
@@ -158,12 +143,9 @@ def _linear(variant: Variant, parts: _ColumnOf | _RowOf, features_out: int) -> O
     layer = parts.layer(plain, region)
     queue = attach(layer) if variant.split else None
     x = parts.of_input(whole.detach(), region).requires_grad_()
-    output, forward = heard(region.group, lambda: layer(x))
+    output, forward = heard(region.group.recorder, lambda: layer(x))
     backward, weights = backward_in_parts(region.group, layer, output, parts.of_output(gradient, region), queue)
-    _, sync = heard(region.group, lambda: sum_partial_gradients(partial_gradients(layer), region.group))
-    assert whole.grad is not None
-    assert plain.weight.grad is not None
-    assert plain.bias.grad is not None
+    _, sync = heard(region.group.recorder, lambda: sum_partial_gradients(partial_gradients(layer), region.group))
     errors = {
         "output": error(output, parts.of_output(expected, region)),
         "input": error(x.grad, parts.of_input(whole.grad, region)),
@@ -212,93 +194,29 @@ def _order(parts: _ColumnOf | _RowOf) -> tuple[list[str], list[str]]:
         return forward, gemms.take()
 
 
-class Model(nn.Module):
-    """Embedding, one transformer layer and a head, of parallel layers; whole values are drawn and cut."""
-
-    def __init__(self, region: Region, kv_heads: int, recompute: bool) -> None:
-        super().__init__()
-        self.region = region
-        self.recompute = recompute
-        group, dtype, sharded = region.group, torch.float64, region.shards_sequence
-        share = share_heads(HEADS, kv_heads, group.rank, group.size)
-        self.tokens = VocabParallelEmbedding(VOCABULARY, HIDDEN, region, dtype)
-        self.positions = PositionEmbedding(SEQUENCE, HIDDEN, sharded, dtype)
-        self.norms = nn.ModuleList(LayerNorm(HIDDEN, sharded, dtype) for _ in range(3))
-        self.qkv = QkvParallelLinear(HIDDEN, HEAD_DIM, share, region, dtype=dtype)
-        self.attention_out = RowParallelLinear(HIDDEN, HIDDEN, region, dtype=dtype)
-        self.mlp_in = ColumnParallelLinear(HIDDEN, 4 * HIDDEN, region, dtype=dtype)
-        self.mlp_out = RowParallelLinear(4 * HIDDEN, HIDDEN, region, dtype=dtype)
-        self.head = ColumnParallelLinear(HIDDEN, VOCABULARY, region, bias=False, dtype=dtype)
-        self._draw(kv_heads)
-
-    def _draw(self, kv_heads: int) -> None:
-        self.tokens.take(draw(VOCABULARY, HIDDEN, seed=3))
-        qkv = (HEADS + 2 * kv_heads) * HEAD_DIM
-        self.qkv.take(draw(qkv, HIDDEN, seed=4) / 4, draw(qkv, seed=5))
-        self.attention_out.take(draw(HIDDEN, HIDDEN, seed=6) / 4, draw(HIDDEN, seed=7))
-        self.mlp_in.take(draw(4 * HIDDEN, HIDDEN, seed=8) / 4, draw(4 * HIDDEN, seed=9))
-        self.mlp_out.take(draw(HIDDEN, 4 * HIDDEN, seed=10) / 8, draw(HIDDEN, seed=11))
-        self.head.take(draw(VOCABULARY, HIDDEN, seed=12))
-        with torch.no_grad():
-            self.positions.weight.copy_(draw(SEQUENCE, HIDDEN, seed=13))
-            for index, norm in enumerate(self.norms):
-                for parameter in norm.parameters():
-                    parameter.copy_(draw(HIDDEN, seed=20 + index))
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        indices = torch.arange(SEQUENCE)
-        if self.region.shards_sequence:
-            indices = local_part(indices, 0, self.region.group)
-        x = self.tokens(tokens) + self.positions(indices)
-        x = (
-            checkpoint(self._layer, x, use_reentrant=False, preserve_rng_state=False)
-            if self.recompute
-            else self._layer(x)
-        )
-        logits = self.head(self.norms[2](x))
-        return vocab_parallel_cross_entropy(logits, targets, self.region.group).mean()
-
-    def _layer(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv.heads(self.qkv(self.norms[0](x)))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.attention_out(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.norms[1](x))))
+def embedding(variants: Sequence[Variant]) -> list[Outcome]:
+    return [_embedding(variant) for variant in variants]
 
 
-def of_this_rank(name: str, full: Tensor, model: Model) -> Tensor:
-    """The part of a full gradient that this rank's parameter has."""
-    part, group = name.rsplit(".", 1)[0], model.region.group
-    if part == "qkv":
-        return take_rows(full, model.qkv.rows)
-    if part in ("tokens", "mlp_in", "head"):
-        return local_part(full, 0, group)
-    return local_part(full, 1, group) if part in ("attention_out", "mlp_out") and full.dim() == 2 else full
-
-
-def model(variants: Sequence[Variant]) -> list[Outcome]:
-    return [_model(variant) for variant in variants]
-
-
-def _model(variant: Variant) -> Outcome:
-    tokens = torch.arange(BATCH * SEQUENCE).view(BATCH, SEQUENCE) * 5 % VOCABULARY
-    targets = (tokens + 3) % VOCABULARY
-    whole = Model(Region(group_of_one()), variant.kv_heads, recompute=False)
-    expected = whole(tokens, targets)
-    expected.backward()
-    full = {name: parameter.grad for name, parameter in whole.named_parameters()}
-
+def _embedding(variant: Variant) -> Outcome:
     region = Region(axis_of_all_ranks(variant.route, Listening()), variant.sequence, variant.overlap)
-    parallel = Model(region, variant.kv_heads, variant.recompute)
-    queue = attach(parallel) if variant.split else None
-    loss, forward = heard(region.group, lambda: parallel(tokens, targets))
-    backward, weights = backward_in_parts(region.group, parallel, loss, None, queue)
-    _, sync = heard(region.group, lambda: sum_partial_gradients(partial_gradients(parallel), region.group))
-    errors = {"loss": error(loss, expected)}
-    for name, parameter in parallel.named_parameters():
-        gradient = full[name]
-        assert gradient is not None
-        errors[name] = error(parameter.grad, of_this_rank(name, gradient, parallel))
-    return Outcome(errors, forward, backward, weights, sync)
+    tokens = torch.arange(BATCH * SEQUENCE).view(BATCH, SEQUENCE) * 5 % VOCABULARY
+    plain = nn.Embedding(VOCABULARY, HIDDEN, dtype=torch.float64, _weight=draw(VOCABULARY, HIDDEN))
+    expected = plain(tokens)
+    gradient = draw(*expected.shape, seed=1)
+    expected.backward(gradient)
+
+    layer = VocabParallelEmbedding(VOCABULARY, HIDDEN, region, torch.float64)
+    layer.take(plain.weight)
+    queue = attach(layer) if variant.split else None
+    output, forward = heard(region.group.recorder, lambda: layer(tokens))
+    parts = _RowOf()
+    backward, weights = backward_in_parts(region.group, layer, output, parts.of_output(gradient, region), queue)
+    errors = {
+        "output": error(output, parts.of_output(expected, region)),
+        "weight": error(layer.weight.grad, local_part(plain.weight.grad, 0, region.group)),
+    }
+    return Outcome(errors, forward, backward, weights, sync=[])
 
 
 def cross_entropy() -> tuple[dict[str, float], list[Mark]]:
@@ -310,10 +228,9 @@ def cross_entropy() -> tuple[dict[str, float], list[Mark]]:
     gradient = draw(BATCH, SEQUENCE, seed=1)
     expected.backward(gradient)
     logits = local_part(whole.detach(), -1, group).requires_grad_()
-    loss, marks = heard(group, lambda: vocab_parallel_cross_entropy(logits, targets, group))
-    _, nothing = heard(group, lambda: loss.backward(gradient))
+    loss, marks = heard(group.recorder, lambda: vocab_parallel_cross_entropy(logits, targets, group))
+    _, nothing = heard(group.recorder, lambda: loss.backward(gradient))
     assert nothing == []
-    assert whole.grad is not None
     return {"loss": error(loss, expected), "input": error(logits.grad, local_part(whole.grad, -1, group))}, marks
 
 
