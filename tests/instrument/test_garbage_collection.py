@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ def _no_collections_of_others() -> Iterator[None]:
     gc.enable()
 
 
-def test_collections_of_older_generations_get_ranges_while_they_are_watched(tmp_path: Path) -> None:
+def test_collections_of_older_generations_get_ranges_while_they_are_watched() -> None:
     steps = iter(range(10, 20))
     collections = CollectionRanges(Recorder(), lambda: next(steps))
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -36,31 +35,29 @@ def test_collections_of_older_generations_get_ranges_while_they_are_watched(tmp_
         gc.collect()
         collections.remove()
         gc.collect()
-    assert names(profiler, tmp_path / "trace.json") == ["pp1:GC step=10", "pp1:GC step=11"]
+    assert names(profiler) == ["pp1:GC step=10", "pp1:GC step=11"]
     assert not [call for call in gc.callbacks if getattr(call, "__self__", None) is collections]
 
 
-def test_a_collection_that_began_before_it_was_watched_has_no_range(tmp_path: Path) -> None:
+def test_a_collection_that_began_before_it_was_watched_has_no_range() -> None:
     collections = CollectionRanges(Recorder(), lambda: 0)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         collections._note("stop", {"generation": 2})
-    assert names(profiler, tmp_path / "trace.json") == []
+    assert names(profiler) == []
 
 
-def test_the_steps_of_a_session_watch_collections_and_leave_nothing_behind(tmp_path: Path) -> None:
+def test_the_steps_of_a_session_watch_collections_and_leave_nothing_behind() -> None:
     before = list(gc.callbacks)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         gc.disable()
         for step in Session(Recorder()).steps(3):
             if step == 1:
                 gc.collect()
-    assert [name for name in names(profiler, tmp_path / "trace.json") if " GC" in name or ":GC" in name] == [
-        "pp1:GC step=1"
-    ]
+    assert [name for name in names(profiler) if " GC" in name or ":GC" in name] == ["pp1:GC step=1"]
     assert gc.callbacks == before
 
 
-def test_a_collection_in_compiled_code_has_a_range_and_adds_nothing_to_compile(tmp_path: Path) -> None:
+def test_a_collection_in_compiled_code_has_a_range_and_adds_nothing_to_compile() -> None:
     def collecting(x: torch.Tensor) -> torch.Tensor:
         doubled = x * 2
         gc.collect()
@@ -82,4 +79,4 @@ def test_a_collection_in_compiled_code_has_a_range_and_adds_nothing_to_compile(t
         watched = num_frames()
         collections.remove()
     assert watched == usual
-    assert "pp1:GC step=4" in names(profiler, tmp_path / "trace.json")
+    assert "pp1:GC step=4" in names(profiler)
