@@ -183,8 +183,8 @@ def without_origin(report: Report, origin_ns: int = START) -> dict[str, Any]:
             return [moved(of) for of in value]
         return value - origin_ns if name in MOMENTS and value is not None else value
 
-    said: dict[str, Any] = moved(json.loads(dump(report_object(report, with_ops=True))))
-    return said | {"inputs": sorted(said["inputs"], key=lambda entry: entry["path"])}
+    fields: dict[str, Any] = moved(json.loads(dump(report_object(report, with_ops=True))))
+    return fields | {"inputs": sorted(fields["inputs"], key=lambda entry: entry["path"])}
 
 
 @EACH

@@ -217,8 +217,8 @@ def test_a_call_that_comes_every_few_steps_breaks_no_order() -> None:
 
 def test_messages_of_different_tags_are_told_with_them() -> None:
     ranks = [blocked(0, "send", 0, peer=1, tag=3), blocked(1, "recv", 0, peer=0, tag=4)]
-    told = "rank 0 in send #0 to rank 1 with tag 3, rank 1 in recv #0 from rank 0 with tag 4"
-    assert told in sentence(diagnose(ranks))
+    waits = "rank 0 in send #0 to rank 1 with tag 3, rank 1 in recv #0 from rank 0 with tag 4"
+    assert waits in sentence(diagnose(ranks))
 
 
 def test_calls_queued_on_a_device_wait_for_those_before_them() -> None:

@@ -210,8 +210,8 @@ def test_rows_in_json_are_the_table_that_they_are_in_csv(tmp_path: Path, lines: 
     assert numbers(load([path]).report) == numbers(load([tmp_path / "mine.csv"]).report)
     path.write_text(path.read_text()[:-30])
     if lines:
-        told = [line for trace in read_file(path, InputFormat.OPLOG) for line in trace.warnings]
-        assert any("cut off in its last row" in line for line in told)
+        warnings = [line for trace in read_file(path, InputFormat.OPLOG) for line in trace.warnings]
+        assert any("cut off in its last row" in line for line in warnings)
     else:
         with pytest.raises(TraceError, match="a table in damaged JSON"):
             load([path])

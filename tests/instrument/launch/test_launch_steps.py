@@ -89,7 +89,7 @@ def test_an_iteration_ends_with_the_optimizer_that_was_last_before_the_first_cam
 
 
 class Ledger(Session):
-    """Writes down the boundaries it is told of."""
+    """Writes down the boundaries of steps."""
 
     observer: OptimizerSteps
 
@@ -121,7 +121,7 @@ def make_optimizer(ledger: Ledger, inner: torch.optim.Optimizer | None = None) -
 
 @contextmanager
 def watching(ledger: Ledger) -> Iterator[Ledger]:
-    """Let a ledger be told of the steps of what runs."""
+    """Enter the steps of what runs in a ledger."""
     ledger.observer = OptimizerSteps(ledger)
     try:
         yield ledger

@@ -20,7 +20,7 @@ def tables(rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     ops = [(d.action.kind.value, d.action.stage, d.action.microbatch, d.start, d.end) for d in RUN.computes(rank)]
     unnamed = {"step": 0, "axis": "pp", "direction": "", "stage": -1, "microbatch": -1, "peer": -1}
     return (
-        pd.DataFrame(named("kind start_ns end_ns told", calls)).assign(**unnamed),
+        pd.DataFrame(named("kind start_ns end_ns expected", calls)).assign(**unnamed),
         pd.DataFrame(named("kind stage microbatch start_ns end_ns", ops)).assign(step=0),
     )
 
@@ -29,7 +29,7 @@ def tables(rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
     calls, ops = tables(rank)
     labelled = label_from_plan(calls, ops, lambda step: RUN.plan, (4, 9), (4, 9)[rank])
-    assert message_names(labelled) == calls["told"].tolist()
+    assert message_names(labelled) == calls["expected"].tolist()
     assert set(labelled["peer"]) == {(9, 4)[rank]}
 
 
@@ -37,7 +37,9 @@ def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
 def test_each_message_may_have_several_tensors(times: int) -> None:
     calls, ops = tables(0)
     several = calls.loc[calls.index.repeat(times)].reset_index(drop=True)
-    assert message_names(label_from_plan(several, ops, lambda step: RUN.plan, (0, 1), 0)) == several["told"].tolist()
+    assert (
+        message_names(label_from_plan(several, ops, lambda step: RUN.plan, (0, 1), 0)) == several["expected"].tolist()
+    )
 
 
 def test_other_messages_than_planned_are_not_named() -> None:
