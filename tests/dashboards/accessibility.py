@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import TimeoutError as PageTimeoutError
 
-SETTLED = """() => document.querySelector('#page > *') && !document.querySelector('[data-dash-is-loading=true]')
-    && !document.querySelector('.dash-graph--pending') && !document.querySelector('.dash-dropdown-focus-target[tabindex="0"]')
-    && [...document.querySelectorAll('.dash-graph')].every(graph => graph.querySelector('.main-svg'))
-    && [...document.querySelectorAll('#timeline')].every(root => root.dataset.complete)
-    && [...document.querySelectorAll('#page [id$=-body]:not(#try-body, #links-body)')].every(body => body.children.length)"""
+AWAITED = """() => Object.entries({
+    'a page': !document.querySelector('#page > *'),
+    'what dash loads': document.querySelector('[data-dash-is-loading=true]'),
+    'a graph that is pending': document.querySelector('.dash-graph--pending'),
+    'a dropdown': document.querySelector('.dash-dropdown-focus-target[tabindex="0"]'),
+    'a graph that is drawn': [...document.querySelectorAll('.dash-graph')].find(graph => !graph.querySelector('.main-svg')),
+    'the timeline': [...document.querySelectorAll('#timeline')].find(root => root.dataset.complete !== 'true'),
+    'a part': [...document.querySelectorAll('#page [id$=-body]:not(#try-body, #links-body)')].find(body => !body.children.length),
+}).filter(([_, missing]) => missing).map(([name, missing]) => `${name} ${missing.outerHTML?.slice(0, 300) ?? ''}`)"""
+"""What a page still waits for."""
 AXE = """async (options) => (await axe.run({ exclude: [['.main-svg'], ['tbody tr:nth-child(n+3)']] },
     { resultTypes: ['violations'], ...options })).violations.flatMap(
     rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 200)}`))"""
@@ -18,7 +24,11 @@ CONTRAST = {"runOnly": ["color-contrast", "link-in-text-block"]}
 
 
 def settle(page: Any) -> Any:
-    page.wait_for_function(SETTLED, polling=25)
+    """Wait until the page shows everything. Raises AssertionError that says what it waits for, where it never does."""
+    try:
+        page.wait_for_function(f"() => ({AWAITED})().length === 0", polling=25)
+    except PageTimeoutError as err:
+        raise AssertionError(f"{page.url} still waits for {page.evaluate(AWAITED)}") from err
     return page
 
 

@@ -81,7 +81,7 @@ def test_every_page_of_a_sample_fits_at_1280_px(case: Path, serve: Serve, visit:
         assert page.evaluate(SPREAD, "#facts .fact") < 10, name
         assert page.locator("[id$=-failed]").count() == 0, name
         if name == "timeline":
-            page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+            page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete === 'true'")
             page.fill("#timeline-search", "longest")
             page.press("#timeline-search", "Enter")
             page.wait_for_function("() => document.querySelector('#timeline-found').textContent.startsWith('1 of ')")
@@ -111,7 +111,7 @@ def test_a_phone_s_page_is_no_wider_than_it_and_its_texts_are_not_broken_into_le
         page.click(f"#to-{name}")
         settle(page)
         if name == "timeline":
-            page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+            page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete === 'true'")
             boxes = [page.locator(f".timeline-{part}").bounding_box() for part in ("canvas", "mini")]
             labels = page.evaluate(f"{STATE}.left")
             assert labels < boxes[0]["width"] / 3
@@ -129,7 +129,7 @@ def test_four_ranks_fill_a_4k_screen(serve: Serve, visit: Visiting) -> None:
     page = visit(serve([SAMPLES / "zbv_p4"]) + "hang").page
     page.set_viewport_size({"width": 3840, "height": 2160})
     page.click("#to-timeline")
-    page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+    page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete === 'true'")
     assert page.locator(".timeline-canvas").bounding_box()["height"] > 0.6 * 2160
 
 

@@ -14,7 +14,6 @@ from tests.support.extent import ALL
 
 pytestmark = pytest.mark.browser
 
-ANSWERS_MS = 120_000
 LINKS = (
     "step=2",
     "step=3",
@@ -45,8 +44,6 @@ def test_pages_at_once_have_their_pictures_and_a_server_that_comes_again_has_the
 ) -> None:
     pages = [browser.new_page() for _ in SHOWN]
     errors: list[str] = []
-    for page in pages:
-        page.set_default_timeout(ANSWERS_MS)
     with attacked(create_app([run_p4])) as server:
         for page, link in zip(pages, SHOWN, strict=True):
             page.on("pageerror", lambda error: errors.append(str(error)))

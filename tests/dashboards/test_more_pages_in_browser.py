@@ -125,7 +125,7 @@ def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
     _slide(page)
     _save_the_page(page, tmp_path, "bubbles")
     page.click("#to-timeline")
-    page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+    page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete === 'true'")
     _save_the_page(page, tmp_path, "timeline")
 
     drawn = {

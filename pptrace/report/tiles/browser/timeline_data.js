@@ -102,8 +102,9 @@
       } catch (error) {
         if (!(error instanceof TypeError)) throw error;
         tile = null;
+      } finally {
+        this.asked.delete(path);
       }
-      this.asked.delete(path);
       if (tile === null) return this.tell(true);
       this.kept.set(path, tile);
       while (this.kept.size > MOST_TILES) this.kept.delete(this.kept.keys().next().value);
