@@ -22,7 +22,7 @@ from random import Random
 import numpy as np
 
 from instrument.expert.forced import check_routes
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.errors import PptraceError
 from pptrace.schedule.registry import SCHEDULES

@@ -28,7 +28,7 @@ from instrument.examples import train_gpt
 from instrument.examples.gpt_arguments import make_parser
 from instrument.examples.gpt_settings import RankInfo, resolve_settings
 from instrument.examples.progress import Progress
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.errors import PptraceError
 from pptrace.schedule.registry import SCHEDULES

@@ -11,7 +11,7 @@ import torch
 from instrument.context.shard import KeyExchange, Layout
 from instrument.examples.expert_arguments import Add, add_experts
 from instrument.examples.faults import Fault
-from instrument.models.gpt import NUM_BYTES, Recompute, RecomputeMethod, RecomputeModule
+from instrument.models.gpt_config import NUM_BYTES, Recompute, RecomputeMethod, RecomputeModule
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
 from instrument.optim.gradient_sync import Reduce

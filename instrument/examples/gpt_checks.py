@@ -11,7 +11,7 @@ import torch
 from instrument.context.shard import KeyExchange
 from instrument.context.shard import Layout as ContextLayout
 from instrument.mesh import MeshShape
-from instrument.models.gpt import NUM_BYTES, Recompute, RecomputeMethod
+from instrument.models.gpt_config import NUM_BYTES, Recompute, RecomputeMethod
 from instrument.optim.adamw import WEIGHT_DECAY
 from instrument.optim.clipping import OptimizerSync, require_norm
 from instrument.optim.main_parameters import Zero

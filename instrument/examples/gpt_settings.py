@@ -35,7 +35,7 @@ from instrument.examples.gpt_checks import (
 )
 from instrument.expert.forced import check_routes
 from instrument.mesh import MeshShape, fit_shape, read_order
-from instrument.models.gpt import GptConfig, Recompute, RecomputeMethod, RecomputeModule
+from instrument.models.gpt_config import GptConfig, Recompute, RecomputeMethod, RecomputeModule
 from instrument.models.gpt_pipeline import Wiring, check_zero
 from instrument.models.layer_times import read_layer_times
 from instrument.models.parallel import ParallelOptions, check_parallel

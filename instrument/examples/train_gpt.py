@@ -36,7 +36,8 @@ from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import HEAD, GptStage, Recompute, RecomputeMethod
+from instrument.models.gpt import HEAD, GptStage
+from instrument.models.gpt_config import Recompute, RecomputeMethod
 from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel

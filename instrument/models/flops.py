@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from instrument.models.gpt import GptConfig, Recompute, RecomputeModule
+from instrument.models.gpt_config import GptConfig, Recompute, RecomputeModule
 from pptrace.errors import UsageError
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from instrument.collectives import AxisGroup
 from instrument.graphed import GraphedStage
 from instrument.mesh import Mesh, MeshShape
-from instrument.models.gpt import HEAD, GptConfig, GptStage, cross_entropy, make_stages, tied_weight
+from instrument.models.gpt import HEAD, GptStage, cross_entropy, make_stages, tied_weight
+from instrument.models.gpt_config import GptConfig
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.gradient_sync import Averaging, GradientSync, Reduce

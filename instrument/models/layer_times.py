@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from instrument.mesh import Mesh
-from instrument.models.gpt import Block, Embedding, GptConfig, Head, cross_entropy
+from instrument.models.gpt import Block, Embedding, Head, cross_entropy
+from instrument.models.gpt_config import GptConfig
 from instrument.models.parallel import Parallel, alone
 from instrument.models.rank_form import RankForm
 from instrument.pipeline.balance import LayerTimes

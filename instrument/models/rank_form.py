@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend
 from instrument.context.shard import ContextShape, KeyExchange
 from instrument.context.ulysses import ulysses_kv_heads
 from instrument.mesh import MeshShape
-from instrument.models.gpt import GptConfig
+from instrument.models.gpt_config import GptConfig
 from instrument.models.parallel import ParallelOptions
 from instrument.tensor.heads import share_heads
 

@@ -16,7 +16,7 @@ AWAITED = """() => Object.entries({
     'the timeline': [...document.querySelectorAll('#timeline')].find(root => root.dataset.complete !== 'true'),
     'a part': [...document.querySelectorAll('#page [id$=-body]:not(#try-body, #links-body)')].find(body => !body.children.length),
 }).filter(([_, missing]) => missing).map(([name, missing]) => `${name} ${missing.outerHTML?.slice(0, 300) ?? ''}`)"""
-"""What a page still waits for."""
+"""The parts that a page still waits for."""
 AXE = """async (options) => (await axe.run({ exclude: [['.main-svg'], ['tbody tr:nth-child(n+3)']] },
     { resultTypes: ['violations'], ...options })).violations.flatMap(
     rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 200)}`))"""

@@ -22,7 +22,8 @@ from torch.distributed.pipelining import (
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.data.text import TextData
-from instrument.models.gpt import GptConfig, cross_entropy, make_stages
+from instrument.models.gpt import cross_entropy, make_stages
+from instrument.models.gpt_config import GptConfig
 from instrument.pipeline.partition import partition
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build

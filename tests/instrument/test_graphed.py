@@ -14,7 +14,8 @@ from torch.func import functional_call
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.graphed import GraphedStage
-from instrument.models.gpt import GptConfig, GptStage
+from instrument.models.gpt import GptStage
+from instrument.models.gpt_config import GptConfig
 from instrument.optim.clipping import OptimizerSync
 from instrument.optim.gradient_sync import Reduce
 from instrument.optim.main_parameters import accumulate_in

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from instrument.backward_split.split import attach
-from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.gpt import GptStage, cross_entropy
+from instrument.models.gpt_config import GptConfig, Recompute
 from instrument.offload import FROM_HOST, TO_HOST, OffloadingStage
 from instrument.recorder import Recorder
 

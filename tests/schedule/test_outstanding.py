@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Cell, Kind, iter_halves, parse_action
 from pptrace.schedule.builders import interleaved

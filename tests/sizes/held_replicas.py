@@ -10,7 +10,7 @@ from torch import Tensor
 
 from instrument.data.text import TextData
 from instrument.mesh import fit_shape, make_mesh
-from instrument.models.gpt import GptConfig
+from instrument.models.gpt_config import GptConfig
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.optim.main_parameters import Zero, make_adamw
 from instrument.pipeline.partition import partition

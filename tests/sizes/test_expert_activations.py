@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from instrument.mesh import MeshShape
-from instrument.models.gpt import Block, GptConfig, Recompute
+from instrument.models.gpt import Block
+from instrument.models.gpt_config import GptConfig, Recompute
 from instrument.pipeline.memory import StorageWatch
 from pptrace.sizes.activations import ActivationSizes
 from pptrace.sizes.expert_options import Dispatcher, ExpertOptions, Scoring, Shared

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from instrument.mesh import MeshShape
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from instrument.optim.main_parameters import Zero
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.sizes.expert_options import Dispatcher, ExpertOptions

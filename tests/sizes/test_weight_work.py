@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from pptrace.sizes.activations import ActivationSizes
 from pptrace.sizes.expert_options import Dispatcher, ExpertOptions, Scoring, Shared
 from pptrace.sizes.expert_step import ExpertVolume, LayerRoutes

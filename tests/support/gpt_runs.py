@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from instrument.mesh import MeshShape
-from instrument.models.gpt import GptConfig
+from instrument.models.gpt_config import GptConfig
 from pptrace.schedule.registry import build
 from pptrace.sizes.expert_options import ExpertOptions
 from pptrace.sizes.gpt_facts import GptFacts

@@ -17,7 +17,8 @@ from instrument.launch.facts import TRACE_SCHEMA, host_name, plan_as_json, sampl
 from instrument.launch.recording.core_wait import CoreWait
 from instrument.launch.recording.profiler import TraceProfiler
 from instrument.mesh import fit_shape, make_mesh
-from instrument.models.gpt import GptConfig, GptStage
+from instrument.models.gpt import GptStage
+from instrument.models.gpt_config import GptConfig
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.sleeping import SleepingStage
 from instrument.pipeline.partition import partition

@@ -28,7 +28,8 @@ from instrument.data.text import TextData
 from instrument.expert import exchange, layer, mlp
 from instrument.mesh import Mesh, MeshShape, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
-from instrument.models.gpt import Block, GptConfig, GptStage
+from instrument.models.gpt import Block, GptStage
+from instrument.models.gpt_config import GptConfig
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import ParallelOptions, make_parallel
 from instrument.pipeline.partition import partition

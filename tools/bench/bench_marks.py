@@ -35,7 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 from instrument.data.text import TextData
 from instrument.launch.recording.profiler import TraceProfiler
 from instrument.mesh import fit_shape, make_mesh
-from instrument.models.gpt import GptConfig
+from instrument.models.gpt_config import GptConfig
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import ParallelOptions
 from instrument.pipeline.partition import partition

@@ -37,7 +37,8 @@ from torch.distributed.pipelining import (
 from instrument.data.text import Batch, TextData
 from instrument.examples.gpt_arguments import DEFAULT_PREFETCH
 from instrument.mesh import Mesh, fit_shape, make_mesh
-from instrument.models.gpt import GptConfig, cross_entropy, make_stages
+from instrument.models.gpt import cross_entropy, make_stages
+from instrument.models.gpt_config import GptConfig
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.pipeline.partition import partition
 from instrument.pipeline.transport import Mode

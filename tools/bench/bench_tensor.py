@@ -40,7 +40,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from instrument.mesh import Mesh, fit_shape, make_mesh
-from instrument.models.gpt import Block, GptConfig
+from instrument.models.gpt import Block
+from instrument.models.gpt_config import GptConfig
 from instrument.models.parallel import ParallelOptions, make_parallel
 from instrument.recorder import Recorder
 from instrument.sequence.partial import partial_gradients, sum_partial_gradients

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from instrument.context.shard import KeyExchange
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.sizes.expert_options import Dispatcher, ExpertOptions

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.axes import Axis
 from pptrace.sizes.expert_options import Dispatcher, DropOrder, ExpertOptions, Forced, Scoring, SecondChoice, Shared

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from instrument.backward_split.split import attach
 from instrument.context.shard import ContextShape
 from instrument.mesh import MeshShape, fit_shape, make_mesh
-from instrument.models.gpt import Block, Embedding, GptConfig, Head, Recompute, cross_entropy
+from instrument.models.gpt import Block, Embedding, Head, cross_entropy
+from instrument.models.gpt_config import GptConfig, Recompute
 from instrument.models.parallel import Parallel, ParallelOptions, alone, make_parallel
 from instrument.models.rank_form import FUSED, RankForm, fused_kernel
 from instrument.recorder import Recorder

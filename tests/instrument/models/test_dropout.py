@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from instrument.mesh import fit_shape, make_mesh
-from instrument.models.gpt import GptConfig, GptStage, Recompute
+from instrument.models.gpt import GptStage
+from instrument.models.gpt_config import GptConfig, Recompute
 from instrument.models.parallel import ParallelOptions, make_parallel
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import DropoutSeeds, MicrobatchKey, dropout

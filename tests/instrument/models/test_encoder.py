@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instrument.models.gpt import GptConfig, GptStage, Recompute
+from instrument.models.gpt import GptStage
+from instrument.models.gpt_config import GptConfig, Recompute
 from tests.instrument.models.cases.mixes import Mix
 from tests.instrument.models.test_mixes import check, name_of
 from tests.support.pool import Pool

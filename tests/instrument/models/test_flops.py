@@ -13,7 +13,8 @@ from instrument.backward_split.split import attach
 from instrument.examples.progress import Work
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeModule, cross_entropy
+from instrument.models.gpt import GptStage, cross_entropy
+from instrument.models.gpt_config import GptConfig, Recompute, RecomputeModule
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.models.peaks import Peak
 from instrument.pipeline.partition import partition

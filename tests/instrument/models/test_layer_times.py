@@ -15,7 +15,7 @@ from torch import Tensor
 from instrument.context.shard import ContextShape
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models import layer_times
-from instrument.models.gpt import GptConfig
+from instrument.models.gpt_config import GptConfig
 from instrument.models.layer_times import measure_layer_times, read_layer_times, share_layer_times, write_layer_times
 from instrument.models.parallel import ParallelOptions, make_parallel
 from instrument.models.rank_form import RankForm

@@ -10,7 +10,7 @@ import torch
 
 from instrument.context.shard import ContextShape, shard_sequence
 from instrument.data.text import Lengths, TextData
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from pptrace.marks import Axis
 from pptrace.sizes.memory import MemoryPrediction
 from pptrace.sizes.step import StepVolume

@@ -14,7 +14,7 @@ import pytest
 
 from instrument.context.shard import KeyExchange, Layout
 from instrument.mesh import MeshShape
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark
 from pptrace.sizes.step import StepVolume

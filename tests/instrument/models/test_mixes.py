@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from instrument.context.shard import KeyExchange, Layout
-from instrument.models.gpt import Recompute, RecomputeModule
+from instrument.models.gpt_config import Recompute, RecomputeModule
 from instrument.optim.clipping import OptimizerSync
 from instrument.optim.gradient_sync import Reduce
 from pptrace.sizes.memory import MemoryPrediction

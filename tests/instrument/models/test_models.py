@@ -11,7 +11,8 @@ from torch import nn
 
 from instrument.backward_split.split import attach
 from instrument.data.text import TextData
-from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages
+from instrument.models.gpt import GptStage, cross_entropy, make_stages
+from instrument.models.gpt_config import GptConfig
 from instrument.models.sleeping import SleepingStage
 from instrument.pipeline.partition import Layout, partition
 from instrument.sequence.dropout import MicrobatchKey

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from instrument.data.text import Documents, TextData
-from instrument.models.gpt import Block, Recompute
+from instrument.models.gpt import Block
+from instrument.models.gpt_config import Recompute
 from instrument.models.parallel import alone
 from instrument.sequence.dropout import MicrobatchKey
 from pptrace.sizes.activations import ActivationSizes

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from instrument.collectives import AxisGroup
-from instrument.models.gpt import GptConfig, GptStage, cross_entropy
+from instrument.models.gpt import GptStage, cross_entropy
+from instrument.models.gpt_config import GptConfig
 from instrument.optim.adamw import AdamW
 from instrument.optim.buckets import Bucket
 from instrument.optim.main_parameters import Copies, MainAdamW, Shards, accumulate_in, main_parameters, make_adamw

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from instrument.pipeline.runtime import forwards_of
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower

@@ -8,7 +8,8 @@ from itertools import product
 
 import pytest
 
-from instrument.models.gpt import GptConfig, GptStage
+from instrument.models.gpt import GptStage
+from instrument.models.gpt_config import GptConfig
 from instrument.pipeline.transport import Mode
 from tests.instrument.pipeline.cases.training import Case, compare_with_one_process
 from tests.support.extent import ALL

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from torch.distributed.pipelining.schedules import _Action, _add_send_recv, _add_unshard_reshard
 
-from instrument.models.gpt import Recompute, RecomputeMethod, RecomputeModule
+from instrument.models.gpt_config import Recompute, RecomputeMethod, RecomputeModule
 from instrument.pipeline.transport import Mode
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build

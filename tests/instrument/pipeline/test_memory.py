@@ -9,7 +9,7 @@ import torch
 
 from instrument.backward_split.split import Linear, attach
 from instrument.expert_counts import ExpertCounts
-from instrument.models.gpt import Recompute, RecomputeMethod, RecomputeModule
+from instrument.models.gpt_config import Recompute, RecomputeMethod, RecomputeModule
 from instrument.pipeline.memory import MeasuredBuffers, StorageWatch
 from pptrace.schedule.actions import Cell
 from pptrace.schedule.registry import SCHEDULES, build

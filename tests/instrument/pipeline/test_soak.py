@@ -7,7 +7,7 @@ import os
 import random
 import time
 
-from instrument.models.gpt import Recompute
+from instrument.models.gpt_config import Recompute
 from instrument.pipeline.transport import Mode
 from pptrace.errors import ShapeError
 from pptrace.schedule.registry import SCHEDULES

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from instrument.backward_split.split import Linear, WeightQueue, WeightWork, attach
-from instrument.models.gpt import GptConfig, GptStage, cross_entropy
+from instrument.models.gpt import GptStage, cross_entropy
+from instrument.models.gpt_config import GptConfig
 from pptrace.errors import PptraceError
 
 CONFIG = GptConfig(layers=2, hidden=8, heads=2, sequence=6, dtype=torch.float64)

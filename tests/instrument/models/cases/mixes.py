@@ -23,7 +23,8 @@ from instrument.expert.router import Router
 from instrument.graphed import GraphedStage
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.feed import make_feed
-from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
+from instrument.models.gpt import GptStage, cross_entropy
+from instrument.models.gpt_config import GptConfig, Recompute, RecomputeMethod, RecomputeModule
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
 from instrument.offload import OffloadingStage

@@ -14,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from instrument.data.text import Batch, TextData
 from instrument.graphed import GraphedStage
 from instrument.mesh import Mesh, fit_shape, make_mesh
-from instrument.models.gpt import GptConfig, GptStage, Recompute, RecomputeMethod, RecomputeModule, cross_entropy
+from instrument.models.gpt import GptStage, cross_entropy
+from instrument.models.gpt_config import GptConfig, Recompute, RecomputeMethod, RecomputeModule
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.pipeline.megatron_calls import Calls
 from instrument.pipeline.p2p import Communicator, Message, TensorSpec
