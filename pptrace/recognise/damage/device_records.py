@@ -78,7 +78,7 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
     if np.count_nonzero(contradict) >= FEWEST_CONTRADICTING:
         yield RankDamage.of(Damage.CONTRADICTING_NAMES, events.start_ns[rows[contradict]])
     yield RankDamage.of(Damage.REPEATED_KERNELS, events.start_ns[doubled(events, rows, _SAME_WORK)])
-    empty = rows[is_kernel & (events.dur_ns[rows] == 0)]
+    empty = _empty(events, rows[is_kernel])
     if len(empty) >= max(_FEWEST_EMPTY, _SHARE_EMPTY * np.count_nonzero(is_kernel)):
         yield RankDamage.of(Damage.EMPTY_KERNELS, events.start_ns[empty])
     graphs = rows[events.named(_GRAPH)[events.name_id[rows]]]
@@ -86,6 +86,16 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
     launches = events.rows_named(REPLAYS_GRAPH, Category.RUNTIME)
     ran = np.isin(events.correlation[launches], events.correlation[rows])
     yield RankDamage.of(Damage.GRAPHS_WITHOUT_KERNELS, events.start_ns[outside_captures(events, launches[~ran])])
+
+
+def _empty(events: Events, kernels: Rows) -> Rows:
+    """The kernels that have no length; in records of whole microseconds only where others of their name take longer."""
+    length, name = events.dur_ns[kernels], events.name_id[kernels]
+    is_empty = length == 0
+    if not (length % _RESOLUTION_NS).any():
+        short = [each for each in np.unique(name[is_empty]) if np.median(length[name == each]) <= _RESOLUTION_NS]
+        is_empty &= ~np.isin(name, short)
+    return kernels[is_empty]
 
 
 def _unnamed(events: Events, rows: Rows) -> Bool:
