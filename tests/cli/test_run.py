@@ -216,7 +216,7 @@ class Run:
         for pid in [*self.rank_pids(), self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 def _main_threads(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
@@ -380,8 +380,8 @@ def test_a_launcher_that_is_killed_leaves_no_rank_and_a_directory_that_can_be_re
     run = start(ENDLESS, "--steps", "1:1000000")
     run.wait_for_output("endless")
     run.send(signal.SIGKILL)
-    run.process.wait(10)
-    deadline = time.monotonic() + 30
+    run.process.wait(60)
+    deadline = time.monotonic() + 60
     while run.rank_pids() and time.monotonic() < deadline:
         time.sleep(0.05)
     ended = run.end()
