@@ -212,43 +212,40 @@ class InputFormat(StrEnum):
         return self in (InputFormat.KINETO, InputFormat.ROCPD)
 
 
-class TraceInfo(Struct, frozen=True):
-    """Header of a trace: all of :class:`Trace` but its tables.
+class TraceHeader(Struct, frozen=True):
+    """Facts of a trace file for one rank.
 
     ``rank`` is None until it is known. ``metadata`` is the object under the trace's ``pptrace`` key (facts that pptrace's
     recorder wrote), {} in traces of other producers. ``distributed`` is the producer's description of the job (Kineto's
-    ``distributedInfo``), {} where absent. ``warnings`` are lines for the user. ``begins_ns`` is when the first and the last of
-    its events begin, None without events.
+    ``distributedInfo``), {} where absent. ``warnings`` are lines for the user.
     """
 
     path: str
     format: InputFormat
     rank: int | None
     producer: str
-    num_events: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
     distributed: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+
+class TraceInfo(TraceHeader, frozen=True, kw_only=True):
+    """Facts of a trace without its tables. ``begins_ns`` is when its first and last event begin, None without events."""
+
+    num_events: int
     begins_ns: tuple[int, int] | None = None
 
 
-class Trace(Struct, frozen=True):
-    """The contents of one trace file for one rank; fields shared with :class:`TraceInfo` mean the same.
+class Trace(TraceHeader, frozen=True):
+    """The contents of one trace file for one rank.
 
     ``ops`` and ``comms`` (schemas OPS and COMMS, any rank) are set where the format itself lists ops, named by ``framework``;
     ``events`` are then empty. Where they are None, ops have to be recognised in the events. ``calls`` (schema CALLS) is set
     where the format lists communication only. ``damage`` is what was found damaged while it was read.
     """
 
-    path: str
-    format: InputFormat
-    rank: int | None
-    producer: str
     events: Events = field(default_factory=lambda: no_events())
     memory: pd.DataFrame = field(default_factory=lambda: empty_table(MEMORY))
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    distributed: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
     ops: pd.DataFrame | None = None
     comms: pd.DataFrame | None = None
     framework: str = ""
@@ -256,23 +253,13 @@ class Trace(Struct, frozen=True):
     damage: RankDamage = field(default_factory=RankDamage)
 
     @property
-    def num_events(self) -> int:
-        rows = 0 if self.ops is None else len(self.ops)
-        rows += 0 if self.calls is None else len(self.calls)
-        return len(self.events) + rows + (0 if self.comms is None else len(self.comms))
-
-    @property
     def info(self) -> TraceInfo:
+        """The facts, and the number of events or rows of all tables that the format lists."""
+        tables = (self.events, self.ops, self.comms, self.calls)
         return TraceInfo(
-            self.path,
-            self.format,
-            self.rank,
-            self.producer,
-            self.num_events,
-            self.metadata,
-            self.distributed,
-            self.warnings,
-            (int(self.events.start_ns[0]), int(self.events.start_ns[-1])) if len(self.events) else None,
+            *(getattr(self, name) for name in TraceHeader.__struct_fields__),
+            num_events=sum(len(table) for table in tables if table is not None),
+            begins_ns=(int(self.events.start_ns[0]), int(self.events.start_ns[-1])) if len(self.events) else None,
         )
 
 

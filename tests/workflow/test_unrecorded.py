@@ -190,7 +190,7 @@ def of_profiled_steps(losing: Sequence[int]) -> RecordingReport:
     kernels = np.flatnonzero(events.category == Category.KERNEL)
     lost = np.concatenate([kernels[:0], *(kernels[60 * step + 20 : 60 * step + 40] for step in losing)])
     events = events.take(np.setdiff1d(np.arange(len(events)), lost))
-    recognised = recognise_trace(Trace("rank0", InputFormat.KINETO, 0, "", events))
+    recognised = recognise_trace(Trace("rank0", InputFormat.KINETO, 0, "", events=events))
     return undo_recording(analyse_ranks([recognised]), {0: recognised.recording}).report
 
 

@@ -163,7 +163,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
                 damage=ordered.damage,
             )
         )
-    if not any(trace.num_events for trace in traces):
+    if not any(len(trace.events) for trace in traces):
         raise TraceError(f"{shown_path}: no event has a usable time; {EXPECTED_INPUT}")
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
 

@@ -289,7 +289,7 @@ def traces_of(
                 damage=ordered.damage_with(is_cut=bool(damage)),
             )
         )
-    if not any(trace.num_events for trace in traces):
+    if not any(len(trace.events) for trace in traces):
         raise TraceError(f"{path}: no event has a usable time; {expected}")
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
 

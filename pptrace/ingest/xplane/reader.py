@@ -98,7 +98,7 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
                 damage=ordered.damage_with(is_cut=bool(damage) and is_first),
             )
         )
-    if not any(trace.num_events for trace in traces):
+    if not any(len(trace.events) for trace in traces):
         raise TraceError(f"{path}: no event has a usable time; {_EXPECTED}")
     return tuple(traces)
 

@@ -333,7 +333,7 @@ def test_of_several_ranks_merged_into_one_file_each_has_its_own_events(
     traces = read_ranks(write(content, "rank7.json", before))
     assert [trace.rank for trace in traces] == ranks
     is_first = [2, 1] if labels[0] == "python" and isinstance(pids[0][0], int) else [1, 2]  # in order of the ids
-    assert [trace.num_events for trace in traces] == [1 + 2 * number for number in is_first]
+    assert [trace.info.num_events for trace in traces] == [1 + 2 * number for number in is_first]
     assert [trace.memory["allocated_bytes"].tolist() for trace in traces] == [[number] for number in is_first]
     assert all((trace.distributed, trace.metadata) == ({"world_size": 2}, {}) for trace in traces)
     assert [len(trace.warnings) for trace in traces] == [1, 0]
@@ -351,7 +351,7 @@ def test_ranks_in_one_file_of_which_nothing_tells_whose_kernels_are_whose_are_re
     with pytest.raises(TraceError, match="without operators or device work"):
         read_ranks(write([*picture, *(op(pid=pid, cat="op") for pid in (0, 1))]))
     (trace,) = read_ranks(write([*[op()] * 20, op(pid=11), kernel()]))  # one operator of another process is damage
-    assert trace.num_events == 22
+    assert trace.info.num_events == 22
 
 
 def comms(path: Path) -> list[dict[str, Any]]:

@@ -132,7 +132,7 @@ def test_a_process_with_several_ranks_is_each_of_them(tmp_path: Path) -> None:
     path = tmp_path / "inspector.json"
     path.write_text(text)
     traces = read_nccl_inspector(path)
-    assert [(trace.rank, trace.num_events) for trace in traces] == [(rank, 3) for rank in range(4)]
+    assert [(trace.rank, trace.info.num_events) for trace in traces] == [(rank, 3) for rank in range(4)]
     assert detect(first_bytes(path)) is InputFormat.NCCL_INSPECTOR
 
 
@@ -141,7 +141,7 @@ def test_indented_objects_are_read_like_lines(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text("\n".join(json.dumps(line(call, 0, 9000, verbose=True), indent=2) for call in calls_of(0)))
     (trace,) = read_nccl_inspector(path)
-    assert trace.num_events == 13
+    assert trace.info.num_events == 13
     assert trace.warnings == ()
 
 
@@ -150,7 +150,7 @@ def test_calls_timed_by_the_host_alone_are_counted_and_left_out(tmp_path: Path) 
         Call(WORLD, "AllReduce", n, MB, n, n + 1, source=("kernel_gpu", "collective_cpu")[n % 2]) for n in range(5)
     ]
     (trace,) = read_nccl_inspector(write_process(tmp_path, 0, calls))
-    assert trace.num_events == 3
+    assert trace.info.num_events == 3
     assert [line for line in trace.warnings if "left out 2 calls timed on the host" in line]
 
 
@@ -159,7 +159,7 @@ def test_a_cut_file_keeps_its_whole_lines(tmp_path: Path) -> None:
     text = path.read_bytes()
     path.write_bytes(text[: text.rindex(b'"coll_sn"')])
     (trace,) = read_nccl_inspector(path)
-    assert trace.num_events == 11  # the last collective's line is cut, and the message's behind it is gone
+    assert trace.info.num_events == 11  # the last collective's line is cut, and the message's behind it is gone
     assert trace.warnings == ("left out 1 line that is truncated, damaged or impossible",)
 
 

@@ -246,7 +246,7 @@ def test_tables_of_different_steps_are_more_steps_of_their_ranks(tmp_path: Path,
     parts = load([tmp_path / "parts"]).report
     assert numbers(parts) == numbers(load([tmp_path / "whole.csv"]).report)
     assert (parts.mesh.num_ranks, [step.step for step in parts.steps]) == (2, [5, 7])
-    assert read_traces(open_inputs([tmp_path / "parts"])).traces[1].num_events == 16
+    assert read_traces(open_inputs([tmp_path / "parts"])).traces[1].info.num_events == 16
 
 
 def test_tables_of_other_runs_and_other_clocks_are_refused(tmp_path: Path) -> None:
@@ -427,10 +427,10 @@ def test_of_a_table_that_was_cut_off_the_whole_rows_are_read(tmp_path: Path, lef
     text = whole.assign(end_ns=lambda rows: rows["end_ns"] + 10**15).to_csv(index=False)
     path = tmp_path / "mine.csv"
     path.write_text(text.rstrip("\n"))
-    assert sum(trace.num_events for trace in read_file(path, InputFormat.OPLOG)) == 8
+    assert sum(trace.info.num_events for trace in read_file(path, InputFormat.OPLOG)) == 8
     path.write_text(text.rstrip("\n")[:-left])
     traces = read_file(path, InputFormat.OPLOG)
-    assert sum(trace.num_events for trace in traces) == 7
+    assert sum(trace.info.num_events for trace in traces) == 7
     assert [line for trace in traces for line in trace.warnings if "cut off in its last row" in line]
     path.write_text(text.rstrip("\n")[:-left] + "\n")
     with pytest.raises(TraceError, match="row 8: "):

@@ -257,7 +257,7 @@ def test_a_span_that_was_never_ended_is_left_out(tmp_path: Path) -> None:
         Span("megatron.microbatch.forward", spans[0].start, spans[0].end + 10**9, {"nemo.span.truncated": True})
     )
     (trace,) = read_otlp(write_lines(tmp_path / "spans.json", [document(spans, resource(0, 3))]))
-    assert trace.num_events == len(spans) - 1
+    assert trace.info.num_events == len(spans) - 1
 
 
 def test_a_cut_file_keeps_its_whole_spans(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def taken_out(events: Sequence[Events], comms: pd.DataFrame, removed: float) -> 
 
 
 def trace_of(events: Events) -> Trace:
-    return Trace("trace", InputFormat.KINETO, 0, "", events)
+    return Trace("trace", InputFormat.KINETO, 0, "", events=events)
 
 
 def times_by_name(events: Events) -> dict[tuple[str, int], np.ndarray]:
