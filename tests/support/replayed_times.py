@@ -10,6 +10,7 @@ from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.schedule.replay_table import replay_table
 from pptrace.slices import Slice
+from pptrace.timeline.lanes import INNER_AXES
 from pptrace.timeline.windows import StepWindow
 
 
@@ -41,9 +42,7 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         inner_bubble=nothing,
         moved_with=nothing,
         collected=nothing,
-        exposed_tp=nothing,
-        exposed_cp=nothing,
-        exposed_ep=nothing,
+        exposed=np.zeros((*start.shape, len(INNER_AXES)), dtype=np.int64),
         tail_bubble=finish[:, np.newaxis] - end[:, table.rank_ptr[1:] - 1],
         sender_is_last=np.ones(arrival.shape, dtype=np.bool_),
         is_early=np.zeros(arrival.shape, dtype=np.bool_),

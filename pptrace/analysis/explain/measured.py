@@ -15,11 +15,10 @@ from pptrace.analysis.explain.critical_path import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of
 from pptrace.analysis.explain.rank_messages import CALLS
 from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes, numbers_of_whole
-from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along, sums_by_row
+from pptrace.analysis.matrix.step_matrix import StepMatrix, sums_by_row
 from pptrace.model.tables import Bool, Int64
 from pptrace.schedule.message_graph import Graph
 from pptrace.slices import Slice
-from pptrace.timeline.lanes import INNER_AXES
 
 if TYPE_CHECKING:
     from pptrace.analysis.experts.routing import Routing
@@ -59,7 +58,7 @@ def costs_of_windows(
         moved_together=_cells(together, "message", ns=times.recorded),
         held_by_starts=_cells(bindings.held != 0, "row", ns=bindings.held, by=bindings.held_by),
         receiving=receiving_of(times, bindings),
-        **{name: getattr(times, name) for name in map(exposed_along, INNER_AXES)},
+        exposed=times.exposed,
     )
 
 

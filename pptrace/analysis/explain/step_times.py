@@ -23,7 +23,6 @@ from pptrace.analysis.explain.rank_messages import (
     waits_for_peers,
     with_moved_times,
 )
-from pptrace.analysis.matrix.step_matrix import exposed_along
 from pptrace.analysis.stragglers.outside import outside_of
 from pptrace.intervals import EMPTY, Int64, clip, intersect, lengths_within, merge, subtract, times_by_group, union
 from pptrace.model.tables import GARBAGE_COLLECTION, Bool
@@ -41,9 +40,9 @@ class StepTimes(Struct, frozen=True, eq=False):
     """Times of steps, ns. Matrices of ops have the shape (steps, rows of the table), of messages (steps, messages of the table).
 
     ``start`` and ``end`` of an op that the trace lacks are 0. ``communication`` is the part of an op's time in which it
-    communicated and did not compute (``exposed_tp`` and its like: was transfer along an axis), ``host`` that in which its device
-    was idle because the host had launched nothing, ``stalled`` the rest of what its kernels did not fill: where a device was
-    recorded, an op computes while its kernels run.
+    communicated and did not compute (``exposed``, (steps, rows, axes): was transfer along ``INNER_AXES``), ``host`` that in
+    which its device was idle because the host had launched nothing, ``stalled`` the rest of what its kernels did not fill: where
+    a device was recorded, an op computes while its kernels run.
     ``before`` is the row that ran before each on its rank (−1: none). ``gap_bubble`` and ``gap_exposed`` are the bubble and the
     exposed communication in the gap before each op, ``inner_bubble`` the bubble inside it, ``tail_bubble`` (steps, pp) that
     after the last op of each rank. ``arrival`` is when the reader of a message had it, ``transfer`` what the transfer cost it,
@@ -72,9 +71,7 @@ class StepTimes(Struct, frozen=True, eq=False):
     inner_bubble: Int64
     moved_with: Int64
     collected: Int64
-    exposed_tp: Int64
-    exposed_cp: Int64
-    exposed_ep: Int64
+    exposed: Int64
     tail_bubble: Int64
     arrival: Int64
     sent: Int64
@@ -246,6 +243,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         table=table,
         windows=tuple(windows),
         before=np.full(shape, NONE, dtype=np.int64),
+        exposed=np.zeros((*shape, len(INNER_AXES)), dtype=np.int64),
         tail_bubble=np.zeros((len(windows), table.pp), dtype=np.int64),
         is_whole=np.zeros(len(windows), dtype=np.bool_),
         on_device=np.zeros(len(windows), dtype=np.bool_),
@@ -259,7 +257,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
     )
     cell, message = (ops["window"], ops["row"]), (received["window"], received["message"])
     is_measured[cell] = True
-    for name in (*_OF_OPS, "before"):
+    for name in (*_OF_OPS, "before", "exposed"):
         getattr(times, name)[cell] = ops[name]
     for name in _OF_MESSAGES:
         getattr(times, name)[message] = received[name]
@@ -310,7 +308,6 @@ _OF_OPS = (
     "inner_bubble",
     "moved_with",
     "collected",
-    *map(exposed_along, INNER_AXES),
 )
 
 
@@ -394,21 +391,21 @@ def _inside_ops(comms: Slice, ops: Slice, lane: Lane) -> dict[str, Int64]:
     """Time of each op that is no compute, ns, by the names of :class:`StepTimes`; ``comms`` are those of its own step."""
     start, end = ops["start_ns"], ops["end_ns"]
     communication = np.zeros(len(ops), dtype=np.int64)
-    moved = {axis: np.zeros_like(communication) for axis in INNER_AXES}
+    exposed = np.zeros((len(ops), len(INNER_AXES)), dtype=np.int64)
     if is_inner(comms).any():
         axes = set(INNER_AXES).intersection(comms.codes("axis")[1])
         for step in np.unique(ops["step"]).tolist():
             of_step, of_comms = ops["step"] == step, comms.where(comms["step"] == step)
             communication[of_step] = communication_inside_ops(ops.where(of_step), of_comms, lane)
             for axis in axes:
-                moved[axis][of_step] = exposed_inside_ops(ops.where(of_step), of_comms, lane, axis)
-    exposed = {exposed_along(axis): ns for axis, ns in moved.items()}
+                of_axis = exposed_inside_ops(ops.where(of_step), of_comms, lane, axis)
+                exposed[of_step, INNER_AXES.index(axis)] = of_axis
     if not lane.on_device:
         nothing = dict.fromkeys(("host", "stalled"), np.zeros_like(communication))
-        return {"communication": communication, **nothing, **exposed}
+        return {"communication": communication, **nothing, "exposed": exposed}
     starved = EMPTY if lane.idle is None else subtract(lane.idle.launch_starved, lane.compute)
     host = lengths_within(starved, start, end)
     compute = lengths_within(lane.compute, start, end)
     communication = np.minimum(communication, end - start - compute - host)
     stalled = end - start - compute - host - communication
-    return {"communication": communication, "host": host, "stalled": stalled, **exposed}
+    return {"communication": communication, "host": host, "stalled": stalled, "exposed": exposed}

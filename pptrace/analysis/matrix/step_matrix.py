@@ -28,11 +28,6 @@ OUTSIDE = ("window", "pp_rank", "side", "name", "match", "start", "end", "work")
 _CELLS = 1 << 19
 
 
-def exposed_along(axis: str) -> str:
-    """Name of the column with what ops wait for transfers along an axis."""
-    return f"exposed_{axis}"
-
-
 def _no_rows(*names: str, texts: Sequence[str] = ()) -> Callable[[], Slice]:
     return partial(Slice.empty, *names, texts=texts)
 
@@ -46,7 +41,7 @@ class StepMatrix(Struct, frozen=True, eq=False, kw_only=True, dict=True):
     ranks in pipeline order. The windows of a step stand one after the other.
 
     Of ops, shape (windows, rows): ``durations``; ``inner``, the part of it in which an op communicated and did not compute;
-    ``exposed_tp``, ``exposed_cp`` and ``exposed_ep``, the transfers in it along each of these axes (None: not looked for);
+    ``exposed``, (windows, rows, axes), the transfers in it along each of ``INNER_AXES`` (None: not looked for);
     ``delays``, how late it began when all that it needs was there and nothing was being fetched; ``moving``, how long transfers
     kept its rank from it then, as receives that begin late and sends that block do, the longest of them with ``moved_with``
     (:func:`pptrace.analysis.stragglers.communication.peer_bit`). Garbage collections took ``collected_before`` of what ops were
@@ -93,9 +88,7 @@ class StepMatrix(Struct, frozen=True, eq=False, kw_only=True, dict=True):
     graph: Graph | None = None
     posted: Int64 | None = None
     before_posting: Int64 | None = None
-    exposed_tp: Int64 | None = None
-    exposed_cp: Int64 | None = None
-    exposed_ep: Int64 | None = None
+    exposed: Int64 | None = None
 
     @cached_property
     def message_kind(self) -> Int64:

@@ -16,7 +16,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace.analysis.links.types import CollectiveSpeed
-from pptrace.analysis.matrix.step_matrix import exposed_along
 from pptrace.analysis.result import StepReport
 from pptrace.errors import UsageError
 from pptrace.timeline.lanes import INNER_AXES
@@ -89,19 +88,20 @@ def with_speeds(
     """
     known = costs.collectives
     for axis, speed in speeds:
-        exposed = getattr(costs, exposed_along(axis))
-        if exposed is None:
+        of_axis = INNER_AXES.index(axis)
+        if costs.exposed is None or not costs.exposed[..., of_axis].any():
             raise UsageError(
                 f"--collective-speed {axis}={speed:g}: no op of this run waits for collectives along {axis}, or traces "
                 "of their members are missing"
             )
         latency = known.latency.get(axis, 0.0) + all_latency * known.unfitted.get(axis, 1.0)
-        longer = exposed * (1 - latency) * (1 / speed - 1)
+        longer = costs.exposed[..., of_axis] * (1 - latency) * (1 / speed - 1)
         if none_hidden and speed < 1:
             longer /= max(1 - known.hidden.get(axis, 0.0), 1e-3)
         inner = np.maximum(costs.inner + longer, 0)
-        changed = {exposed_along(axis): np.maximum(exposed + longer, 0)}
-        costs = replace(costs, work=costs.work + inner - costs.inner, inner=inner, **changed)
+        exposed = costs.exposed.copy()
+        exposed[..., of_axis] = np.maximum(exposed[..., of_axis] + longer, 0)
+        costs = replace(costs, work=costs.work + inner - costs.inner, inner=inner, exposed=exposed)
     return costs
 
 

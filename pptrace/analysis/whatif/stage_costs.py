@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pptrace.analysis.matrix.step_matrix import StepMatrix, exposed_along, pipelines_of
+from pptrace.analysis.matrix.step_matrix import StepMatrix, pipelines_of
 from pptrace.analysis.recompute.types import RecomputeReport
 from pptrace.analysis.whatif.collectives import KnownOfCollectives
 from pptrace.analysis.whatif.fixed_part import measured_fixed_part
@@ -32,7 +32,6 @@ from pptrace.model.tables import Bool, Floats, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
-from pptrace.timeline.lanes import INNER_AXES
 
 F, BACKWARD, W = Output.FORWARD, Output.BACKWARD, Output.WEIGHT_GRAD
 Latencies = Mapping[tuple[int, int], int]
@@ -54,10 +53,7 @@ NOTHING_ASSUMED = Assumed()
 
 
 _FEW_STEPS = 16
-_OF_WINDOWS = (
-    *("step", "ranks", "work", "inner", "delay", "transfer", "latency", "routed_work", "routed_inner"),
-    *map(exposed_along, INNER_AXES),
-)
+_OF_MICROBATCHES = ("work", "inner", "delay", "transfer", "latency", "routed_work", "routed_inner", "exposed")
 
 
 class StageCosts(Struct, frozen=True, eq=False, dict=True):
@@ -81,7 +77,7 @@ class StageCosts(Struct, frozen=True, eq=False, dict=True):
     ``routed_work`` and ``routed_inner`` are the parts of ``work`` and ``inner`` that would be gone if all experts had equally
     many rows (1: all of it); None of a run without experts on several ranks.
 
-    ``exposed_tp``, ``exposed_cp`` and ``exposed_ep`` are the parts of ``inner`` that are transfers along an axis, ns, None where
+    ``exposed``, with ``INNER_AXES`` as a further axis, are the parts of ``inner`` that are transfers along them, ns, None where
     there are none; ``collectives`` is what is known of these.
 
     ``fixed`` is what an op takes however much it does, ns, by output. ``measured`` are the layers, where traces tell them.
@@ -106,9 +102,7 @@ class StageCosts(Struct, frozen=True, eq=False, dict=True):
     split_cost: float | None = None
     routed_work: Floats | None = None
     routed_inner: Floats | None = None
-    exposed_tp: Floats | None = None
-    exposed_cp: Floats | None = None
-    exposed_ep: Floats | None = None
+    exposed: Floats | None = None
     collectives: KnownOfCollectives = KnownOfCollectives()
     assumed: Assumed = NOTHING_ASSUMED
     measured: MeasuredLayers | None = None
@@ -152,15 +146,16 @@ class StageCosts(Struct, frozen=True, eq=False, dict=True):
 
     def of_windows(self, windows: npt.NDArray[np.integer[Any]] | Bool) -> StageCosts:
         """The costs of some windows."""
-        values = {name: value[windows] for name in _OF_WINDOWS if (value := getattr(self, name)) is not None}
+        names = ("step", "ranks", *_OF_MICROBATCHES)
+        values = {name: value[windows] for name in names if (value := getattr(self, name)) is not None}
         return replace(self, **values)
 
     def drawn(self, windows: Int64, step: Int64, orders: npt.NDArray[np.intp]) -> StageCosts:
         """Some windows as other steps, each with its microbatches in an order of its own (shape: windows, microbatches)."""
-        chosen, index = self.of_windows(windows), orders[:, np.newaxis, :, np.newaxis]
+        chosen = self.of_windows(windows)
         values: dict[str, Any] = {
-            name: np.take_along_axis(value, index, axis=2)
-            for name in _OF_WINDOWS[2:]
+            name: np.take_along_axis(value, orders.reshape(len(orders), 1, -1, *[1] * (value.ndim - 3)), axis=2)
+            for name in _OF_MICROBATCHES
             if (value := getattr(chosen, name)) is not None
         }
         return replace(chosen, step=step, **values)
@@ -247,14 +242,14 @@ def stage_costs(
             )  # of a full backward both have it
             routed[name] = part
     shares = backward_shares(recompute, plan)
-    measured = {name: getattr(matrix, name) for name in map(exposed_along, INNER_AXES)}
-    exposed: dict[str, Any] = {
-        name: by_stage(column) for name, column in measured.items() if column is not None and column.any()
-    }
+    exposed, of_axes = None, np.empty(0)
+    if matrix.exposed is not None and matrix.exposed.any():
+        exposed = np.stack([by_stage(of_axis) for of_axis in np.moveaxis(matrix.exposed, -1, 0)], axis=-1)
+        of_axes = np.moveaxis(exposed, -1, 0)  # the same memory
     in_pairs = np.zeros((plan.chain_length, plan.num_microbatches), dtype=bool)
     in_pairs[seconds[0], seconds[1]] = True
     split_cost = measured_split_cost(work, whole_backwards(plan), in_pairs)
-    are_whole, share = _split_whole_backwards(plan, (work, inner, *exposed.values()), shares.of_weights())
+    are_whole, share = _split_whole_backwards(plan, (work, inner, *of_axes), shares.of_weights())
     transfer, splits = _transfers(plan, matrix), not are_whole.all()
     usual = np.median(work, axis=(0, 2))
     of_both = np.divide(
@@ -269,7 +264,8 @@ def stage_costs(
         recomputing=layers_that_recompute(recompute, layers),
         weight_share=float(share.mean()),
         split_cost=split_cost,
-        **routed | exposed,
+        exposed=exposed,
+        **routed,
     )
     latency = costs.latency.reshape(len(costs.step), -1)  # the same memory
     places = {key: where for key, where in costs.links().items() if isinstance(key, tuple)}

@@ -20,6 +20,7 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
+from pptrace.timeline.lanes import INNER_AXES
 from pptrace.timeline.windows import StepWindow
 from tests.support.measured import measured_costs
 
@@ -86,7 +87,7 @@ def random_times(rng: random.Random) -> StepTimes:
         inner_bubble=inner + some(5),
         moved_with=np.zeros_like(start),
         collected=np.zeros_like(start),
-        **dict.fromkeys(("exposed_tp", "exposed_cp", "exposed_ep"), np.zeros_like(start)),
+        exposed=np.zeros((*start.shape, len(INNER_AXES)), dtype=np.int64),
         tail_bubble=finish[:, np.newaxis] - end[:, table.rank_ptr[1:] - 1],
         arrival=arrival,
         sent=np.where(some(3, messages) == 1, NEVER, sent + some(40, messages) - 5),

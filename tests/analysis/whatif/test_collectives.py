@@ -37,6 +37,17 @@ def test_what_ops_wait_for_transfers_takes_so_many_times_less(run: pptrace.Run, 
     assert (scenario.collective_speeds, str(scenario.standing)) == ({"tp": speed}, "ideal")
 
 
+def test_links_of_another_axis_change_what_its_transfers_take_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    write_run(path, lambda _: MOVED, 0, GBPS)
+    path.write_text(path.read_text().replace(",tp,", ",cp,"))
+    run = pptrace.load(path)
+    (scenario,) = run.whatif(collective_speeds="cp=0.5").result.scenarios
+    assert scenario.span_ns == pytest.approx(span(2 * MOVED), abs=5)
+    with pytest.raises(PptraceError, match="no op of this run waits for collectives along tp"):
+        run.whatif(collective_speeds="tp=2")
+
+
 def test_a_fitted_latency_stays(tmp_path: Path) -> None:
     latency, sizes = 1_000_000, (1_000_000, 4_000_000)
     write_run(tmp_path / "run.csv", lambda microbatch: sizes[microbatch % 2], latency, GBPS)
