@@ -15,7 +15,7 @@ from dashboards.live import LiveSteps
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_file
-from pptrace.ingest.inputs.resolve import FACTS_OF_RANKS, RUN_FILE
+from pptrace.ingest.inputs.resolve import FACTS_OF_RANKS, RUN_FILE, run_of
 from pptrace.ingest.job.packing import DAMAGE
 from pptrace.live_records.frames import SUFFIX
 from pptrace.memory import give_back_freed_memory
@@ -23,7 +23,6 @@ from pptrace.model.traces import InputFormat
 from pptrace.report.tiles.kept import ENTRY, pack_bars, unpack_bars
 from pptrace.report.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.workflow.analyse import Analysis
-from pptrace.workflow.find_hang import run_of
 from pptrace.workflow.reopen import RunStore, reopen
 
 _log = logging.getLogger(__name__)
@@ -170,7 +169,7 @@ def _describe_files(paths: Sequence[Path]) -> tuple[InputFile, ...]:
         if resolved in formats:
             problem = _problem(path, formats[resolved])
         elif path.name == RUN_FILE:
-            problem = "" if run_of(path) is not None else "no JSON object"
+            problem = "" if run_of(path) else "no JSON object"
         elif path.match(FACTS_OF_RANKS):
             problem = ""
         else:

@@ -148,9 +148,9 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
     for line in describe_ranks(result):
         click.echo(f"pptrace: {line}", err=True)
     if options.budget:
-        from pptrace.workflow.find_hang import run_of
+        from pptrace.ingest.inputs.resolve import run_of
 
-        if chosen := (run_of(options.run_dir) or {}).get("profile_ranks"):
+        if chosen := run_of(options.run_dir).get("profile_ranks"):
             ranks = ", ".join(map(str, chosen["ranks"]))
             click.echo(f"pptrace: --profile-ranks auto recorded rank {ranks}: {chosen['why']}", err=True)
     if options.live:

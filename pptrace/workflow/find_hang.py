@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from pptrace.hang_diagnosis.calls import hang_of_run
 from pptrace.hang_diagnosis.verdict import as_json
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.formats import entry_of
-from pptrace.ingest.inputs.resolve import RUN_FILE
+from pptrace.ingest.inputs.resolve import RUN_FILE, run_of
 from pptrace.ingest.sniff import sniff_flight
-from pptrace.regular import read_regular
 
 
 class HangResult(Struct, frozen=True):
@@ -39,7 +37,7 @@ def find_hang(paths: Sequence[Path]) -> HangResult:
         TraceError: there is no dump, and no run directory.
     """
     for path in paths:
-        if (run := run_of(path)) is not None and not _dumps_in(path):
+        if (run := run_of(path)) and not _dumps_in(path):
             entries, hang = run.get("ranks"), hang_of_run(run)
             known = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
             ranks = sorted(rank for entry in known if isinstance(rank := entry.get("rank"), int))
@@ -59,18 +57,6 @@ def hang_of_dumps(dumps: Sequence[Path], is_all: bool) -> Mapping[str, Any] | No
     folders = {path.parent for path in dumps} if is_all else ()
     dumped = [path for folder in folders for path in dump_paths(folder, dumps)]
     return as_json(diagnose_dumps(read_dumped_ranks(dumped or dumps, is_all)))
-
-
-def run_of(path: Path) -> Mapping[str, Any] | None:
-    """The run.json of a run directory, or of the file itself."""
-    file = path / RUN_FILE if path.is_dir() else path
-    if file.name != RUN_FILE or not file.is_file():
-        return None
-    try:
-        run = json.loads(read_regular(file))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return run if isinstance(run, dict) else None
 
 
 def _dumps_of(path: Path) -> list[Path]:
@@ -106,7 +92,7 @@ def is_dump(path: Path) -> bool:
 def _no_dumps_message(paths: Sequence[Path]) -> str:
     for path in paths:
         file = path / RUN_FILE if path.is_dir() else path
-        if file.name == RUN_FILE and file.is_file() and run_of(path) is None:
+        if file.name == RUN_FILE and file.is_file() and not run_of(path):
             return f"{file}: no JSON object: the launcher's verdict is not known, and there is no flight-recorder dump"
     return (
         f"{paths[0]}: no flight-recorder dump in it; expected files such as nccl_trace_rank_0, one per rank, "

@@ -289,6 +289,12 @@ def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str])
     )
 
 
+def run_of(path: Path) -> Mapping[str, Any]:
+    """The run.json of a run directory, or of the file itself; {} where there is none, or no object in it."""
+    file = path / RUN_FILE if path.is_dir() else path
+    return object_in(file) if file.name == RUN_FILE else {}
+
+
 def _read_run(path: Path) -> Mapping[str, Any] | None:
     """run.json, None where it is not one."""
     run = object_in(path)
