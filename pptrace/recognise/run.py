@@ -21,7 +21,7 @@ from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, HOST_ORDER, MEMORY, Int64, empty_table
-from pptrace.model.traces import InputFormat, Trace
+from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.broadcast_links import line_of_broadcast_links, with_messages_of_links
 from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
 from pptrace.recognise.groups.peers_by_members import with_peers_by_members
@@ -37,7 +37,6 @@ from pptrace.recognise.messages.messages_from_plan import (
     with_peers,
 )
 from pptrace.recognise.rank import (
-    recognise_rank,
     with_missing_devices,
     without_disagreeing_ops,
     without_other_numbers,
@@ -74,11 +73,6 @@ class RecognisedRun(Struct, frozen=True):
     warnings: tuple[str, ...]
     host_work: Mapping[int, Int64] = field(default_factory=dict)
     lacking: LackingRecords = field(default_factory=LackingRecords)
-
-
-def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> RecognisedRun:
-    """:func:`recognise_ranks` of these traces, one per rank, with their ranks set."""
-    return recognise_ranks([recognise_rank(trace) for trace in traces], schedule, num_ranks)
 
 
 def recognise_ranks(

@@ -149,13 +149,6 @@ class Analysis:
         return slack_of_ops(planned_steps(self.windows, self.data, self), self.data)
 
 
-def analyse(
-    traces: Sequence[Trace], schedule: str | None = None, step: int | None = None, num_ranks: int | None = None
-) -> Analysis:
-    """Recognise the ranks in these traces, one per rank and with their ranks set, and :func:`analyse_ranks`."""
-    return analyse_ranks([recognise_rank(trace) for trace in traces], schedule, step, num_ranks)
-
-
 def analyse_ranks(
     ranks: Sequence[RecognisedRank],
     schedule: str | None = None,
@@ -233,7 +226,7 @@ class MeasuredSteps(Struct, frozen=True, eq=False):
 
 
 def measure(traces: Sequence[Trace], num_ranks: int | None = None) -> MeasuredSteps:
-    """Partition the steps of these traces as :func:`analyse` does, and explain none of them, which takes a third of its time."""
+    """Partition the steps of these traces as :func:`analyse_ranks` does, and explain none of them: a third of its time."""
     run = recognise_ranks([recognise_rank(trace) for trace in traces], num_ranks=num_ranks)
     data, by_end_times = _on_one_clock(run)
     planned = planned_steps(step_windows(data.ops, run.mesh), data, run)

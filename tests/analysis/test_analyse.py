@@ -21,9 +21,10 @@ from pptrace.report.to_json import dump, report_object
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
 from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels, Unlabelled
+from tests.support.analysed import analyse
 from tests.support.extent import ALL
 from tests.support.optional import not_none
 from tests.support.synthetic import (

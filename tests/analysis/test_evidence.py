@@ -12,7 +12,7 @@ from pptrace.analysis.report import Report
 from pptrace.report.text import print_report
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.synthetic import record, without
 
 

@@ -21,7 +21,8 @@ from pptrace.schedule.messages import peer_of
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import host_waits
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import (
     AUTOGRAD_THREAD,

@@ -9,7 +9,7 @@ import pytest
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Severity
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import Event, make_trace, record, without
 

@@ -17,8 +17,8 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
-from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.replayed import ops_of_steps
 from tests.support.synthetic import record

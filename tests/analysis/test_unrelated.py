@@ -14,11 +14,10 @@ from pptrace.analysis.result import StepReport
 from pptrace.analysis.steps.steps import PlannedStep, report_steps
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.traces import Category
-from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.simulator import IDEAL, simulate
-from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
+from tests.support.analysed import analyse, recognise
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, record
 
 PLAN = build("1f1b", 2, 3, 1)

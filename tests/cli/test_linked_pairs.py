@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.run import RecognisedRun, recognise
+from pptrace.recognise.run import RecognisedRun
+from tests.support.analysed import recognise
 from tests.support.forked import start_python
 from tests.support.programs import ROOT
 from tests.support.read import read_kineto

@@ -18,9 +18,9 @@ from pptrace.analysis.result import RankStep
 from pptrace.live_records.codec import MOST_BYTES
 from pptrace.live_records.file import live_files
 from pptrace.live_records.frames import frames
-from pptrace.workflow.analyse import analyse
 from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, status_of
 from pptrace.workflow.load import load
+from tests.support.analysed import analyse
 from tests.support.programs import ROOT, Ended, pptrace, sizes
 from tests.support.programs import pptrace_here as here
 

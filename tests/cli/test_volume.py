@@ -17,8 +17,8 @@ from pptrace.analysis.report import Report
 from pptrace.ingest import open_inputs
 from pptrace.report.text import print_report
 from pptrace.report.to_json import report_object
-from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
+from tests.support.analysed import analyse
 from tests.support.programs import EXAMPLE, SAMPLES, pptrace, sizes
 from tests.support.read import read_traces
 

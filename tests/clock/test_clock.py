@@ -15,7 +15,7 @@ from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.ingest import open_inputs
 from pptrace.model.tables import OPS
 from pptrace.model.traces import HOST_NAME, Trace
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.extent import ALL, by_turns
 from tests.support.programs import SAMPLES
 from tests.support.read import read_traces

@@ -40,13 +40,13 @@ from pptrace.marks import METADATA_KEY
 from pptrace.model.report_table import ReportTable
 from pptrace.report.to_files import write_csv
 from pptrace.report.verdict_bar import bar_of
-from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.analysis.compare.test_without_pipeline import run_of
 from tests.analysis.experts.test_experts import Experts
 from tests.analysis.test_hang import entry, three_dimensions, write
 from tests.analysis.test_plain_steps import ROWS
 from tests.dashboards.synthetic import write_run
+from tests.support.analysed import analyse
 from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import SAMPLES
 

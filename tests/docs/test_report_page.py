@@ -46,9 +46,9 @@ from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
 from pptrace.simulator import IDEAL, simulate
-from pptrace.workflow.analyse import analyse
 from pptrace.workflow.find_hang import HangResult
 from pptrace.workflow.load import load
+from tests.support.analysed import analyse
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, record
 from tools import report_page

@@ -15,8 +15,9 @@ from pptrace.clock.bounds import lower_bounds
 from pptrace.ingest import open_inputs
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.messages.match import has_posting_time_only
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
 from tests.frameworks.collective_calls import SIZE, call_all_profiled, train_with_barriers
+from tests.support.analysed import analyse
 from tests.support.pool import Pool
 from tests.support.read import read_traces
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pytest
 
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.run import recognise
 from pptrace.report.to_json import report_object
 from pptrace.workflow.load import Analysis, load
 from tests.frameworks.by_hand_cases import train_by_hand
 from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
+from tests.support.analysed import recognise
 from tests.support.extent import ALL
 from tests.support.found_ops import planned
 from tests.support.pool import Pool

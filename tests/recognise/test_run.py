@@ -31,10 +31,11 @@ from pptrace.model.schedule_info import PlanSource
 from pptrace.model.tables import COMMS, OPS
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.groups.mesh import mesh_from_stages
-from pptrace.recognise.run import RecognisedRun, recognise
+from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
+from tests.support.analysed import recognise
 from tests.support.extent import ALL
 from tests.support.synthetic import LEAD, START, Event, make_trace, marked, record, renamed, without
 

@@ -17,7 +17,7 @@ from pptrace.report.tables import tables_of
 from pptrace.report.text import print_report
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.extent import ALL
 from tests.support.optional import not_none
 from tests.support.synthetic import record, without

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pptrace.model.traces import Category
-from pptrace.recognise.run import RecognisedRun, recognise
+from pptrace.recognise.run import RecognisedRun
 from tests.ingest.nsight_files import Process, Report, write_report
 from tests.roundtrip.styles import LEAD, Style
+from tests.support.analysed import recognise
 from tests.support.synthetic import START, Event, PaperRun, make_trace
 
 PAUSE = 1000

@@ -19,12 +19,12 @@ from pptrace.model.tables import COMMS, OPS, empty_table
 from pptrace.model.traces import Category
 from pptrace.recognise.device.work import device_work
 from pptrace.recognise.messages.match import with_transfers
-from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.slices import slice_of
 from pptrace.timeline.lanes import Lane, communication_inside_ops, lane_of
 from pptrace.timeline.windows import StepWindow, phase_spans_of_steps, step_windows, tag_ops
+from tests.support.analysed import recognise
 from tests.support.lanes import bubble_ns
 from tests.support.synthetic import Event, make_trace, record
 from tests.support.tables import named, table_of

@@ -22,7 +22,7 @@ from pptrace.marks import Axis, Collective, CollectiveMark, OpMark, SpanKind, Sp
 from pptrace.model.traces import Trace
 from pptrace.report.live import cost_lines, new_notes, step_line
 from pptrace.schedule.actions import Action, Kind
-from pptrace.workflow.analyse import MeasuredSteps, analyse, measure
+from pptrace.workflow.analyse import MeasuredSteps, measure
 from pptrace.workflow.live import follow
 from pptrace.workflow.live.follow import (
     MOST_AT_ONCE,
@@ -33,6 +33,7 @@ from pptrace.workflow.live.follow import (
     require_live,
     status_of,
 )
+from tests.support.analysed import analyse
 from tests.support.live_run import CLOCK, STEP_NS, LiveFolder
 from tests.support.programs import one_line, pptrace_here
 

@@ -21,9 +21,9 @@ from pptrace.model.report_table import Amount
 from pptrace.model.traces import Trace
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
 from pptrace.workflow.compare import compared_run, read_compared
 from pptrace.workflow.load import load
+from tests.support.analysed import analyse
 from tests.support.comparison import compare_runs
 from tests.support.extent import ALL
 from tests.support.noisy_runs import LATENCY_NS, Noise, NoisyRun

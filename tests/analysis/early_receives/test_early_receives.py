@@ -18,10 +18,11 @@ from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_csv, to_rows
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
 from tests.schedule.rendezvous import StuckError
 from tests.schedule.rendezvous import run as run_blocking
 from tests.schedule.torch_tables import with_torch_messages
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import (
     BYTES,

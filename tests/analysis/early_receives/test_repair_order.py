@@ -15,12 +15,13 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_csv, to_rows
 from pptrace.schedule.validate import read_sound_csv
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from pptrace.workflow.reopen import ReopenedAnalysis, _Kept
 from tests.schedule import torch_tables
 from tests.schedule.test_text import torch_runtime
 from tests.schedule.torch_tables import with_torch_messages
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.programs import EXAMPLE, pptrace, sizes
 from tests.support.synthetic import record, run_on_paper

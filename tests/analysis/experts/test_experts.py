@@ -22,7 +22,8 @@ from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.workflow import analyse as workflow
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import START, Event, Job, make_trace, marked
 

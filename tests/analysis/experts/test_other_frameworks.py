@@ -12,8 +12,9 @@ import pytest
 
 from pptrace.analysis.experts.types import ExpertsReport
 from pptrace.model.traces import Category
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
 from tests.recognise.kineto_calls import ALL_GATHER, ALL_TO_ALL, MAIN_THREAD, Rank
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import AUTOGRAD_THREAD
 

@@ -17,7 +17,7 @@ from pptrace.analysis.report import Report
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.extent import ALL
 from tests.support.optional import not_none
 from tests.support.replayed_times import replayed_times

@@ -22,8 +22,8 @@ from pptrace.analysis.whole_run import INTERACTION
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
 from tests.analysis.explain.op_by_op import costs_by_cause
+from tests.support.analysed import analyse
 from tests.support.extent import ALL
 from tests.support.optional import not_none
 from tests.support.parts import by_cause

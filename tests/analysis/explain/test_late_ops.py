@@ -7,7 +7,7 @@ import pytest
 from pptrace.analysis.result import StepReport
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.extent import by_turns
 from tests.support.optional import not_none
 from tests.support.parts import by_cause

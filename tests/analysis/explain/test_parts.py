@@ -10,7 +10,8 @@ from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, step_
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import record, without
 

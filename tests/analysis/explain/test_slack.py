@@ -16,7 +16,8 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.replay_table import makespans
 from pptrace.slices import Slice
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
+from tests.support.analysed import analyse
 from tests.support.extent import ALL
 from tests.support.replayed_times import replayed_times
 from tests.support.synthetic import Job, PaperRun, Recording, run_on_paper

@@ -12,7 +12,7 @@ from pptrace.analysis.result import CommSummary, RankStep, StepReport
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import record
 

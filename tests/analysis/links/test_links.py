@@ -13,7 +13,7 @@ from pptrace.analysis.links.types import Link
 from pptrace.model.tables import COMMS
 from pptrace.schedule.registry import build
 from pptrace.slices import slice_of
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.synthetic import record
 from tests.support.tables import named, table_of
 

@@ -21,9 +21,9 @@ from pptrace.errors import UsageError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Trace
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
 from pptrace.workflow.rank_store import recognise_trace
 from tests.recognise.kineto_calls import Rank
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import Recording, record
 

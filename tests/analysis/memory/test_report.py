@@ -15,7 +15,8 @@ from pptrace.model.predicted import MemoryParts, RankPrediction
 from pptrace.model.step_memory import MemoryKind, PeakMemory
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import record
 

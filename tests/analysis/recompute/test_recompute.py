@@ -32,7 +32,8 @@ from pptrace.report.tiles.unlabelled import ops_with_compute
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import START, Event, Job, PaperRun, Recording, host_events, marked, run_on_paper
 

@@ -7,7 +7,7 @@ import pytest
 from pptrace.analysis.report import Report
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.extent import by_turns
 from tests.support.synthetic import Message, record
 

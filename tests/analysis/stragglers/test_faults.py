@@ -15,8 +15,8 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import record
 

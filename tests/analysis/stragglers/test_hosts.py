@@ -17,9 +17,9 @@ from pptrace.analysis.stragglers.outside import BEFORE
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
-from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.analysis.stragglers.test_late_calls import LATE_RANK, mean_span, report_of
+from tests.support.analysed import analyse
 from tests.support.extent import by_turns
 from tests.support.measured import measured_costs
 from tests.support.programs import pptrace_here

@@ -14,7 +14,7 @@ from pptrace.analysis.result import Finding
 from pptrace.marks import SpanKind, SpanMark
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.extent import ALL, by_turns
 from tests.support.synthetic import LEAD, START, Job, groups_of, host_events, make_trace, marked, run_on_paper
 

@@ -13,7 +13,8 @@ from pptrace.analysis.stragglers.hosts import LATE_START
 from pptrace.analysis.whatif.study import study_run
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
+from tests.support.analysed import analyse
 from tests.support.synthetic import record
 
 AFTER_NS = 4_000

@@ -11,7 +11,8 @@ from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
+from tests.support.analysed import analyse
 from tests.support.synthetic import record, run_on_paper
 
 PLAN = build("1f1b", 3, 6)

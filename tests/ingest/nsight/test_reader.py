@@ -26,7 +26,6 @@ from pptrace.ingest.nsight.reader import STREAM_MAGIC, read_nsight
 from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.recognise.device.work import breakdown, device_work
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
 from tests.ingest.nsight.nsight_oracle import device_times
 from tests.ingest.nsight_files import (
     EARLY,
@@ -39,6 +38,7 @@ from tests.ingest.nsight_files import (
     Report,
     write_report,
 )
+from tests.support.analysed import analyse
 from tests.support.read import read_traces
 from tests.support.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, START, Event, record
 

@@ -10,9 +10,7 @@ from msgspec import structs
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.device.work import COMMUNICATION_KERNEL, device_work, hint_of_kernel, kind_of, kind_of_kernel
-from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
 from tests.recognise.kineto_calls import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -25,6 +23,7 @@ from tests.recognise.kineto_calls import (
 )
 from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels
+from tests.support.analysed import analyse, recognise
 from tests.support.synthetic import NCCL_STREAM, START, Event, make_trace, run_on_paper
 
 

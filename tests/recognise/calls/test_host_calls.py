@@ -11,8 +11,8 @@ from pptrace.recognise.calls.call_columns import Role
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.host_calls import read_name
 from pptrace.recognise.messages.match import has_posting_time_only
-from pptrace.workflow.analyse import analyse
 from tests.recognise.kineto_calls import ALL_REDUCE, MAIN_THREAD, Rank
+from tests.support.analysed import analyse
 from tests.support.synthetic import START
 
 WORKERS = (501, 502)

@@ -10,7 +10,7 @@ from pptrace.model.traces import Category, Trace
 from pptrace.recognise.groups.mesh import mesh_with_declared_pipelines
 from pptrace.recognise.groups.topology import Group, axis_of_description, sizes_of
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.run import recognise
+from tests.support.analysed import recognise
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, marked
 
 FACTS: dict[str, Any] = {"world_size": 2, "backend": "gloo", "groups": {"0": {"ranks": [0, 1], "axis": "dp"}}}

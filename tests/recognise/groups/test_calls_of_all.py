@@ -9,8 +9,8 @@ import pytest
 
 from pptrace.marks import SpanKind, SpanMark
 from pptrace.model.traces import Category, Trace
-from pptrace.workflow.analyse import analyse
 from tests.recognise.kineto_calls import Rank
+from tests.support.analysed import analyse
 from tests.support.synthetic import MAIN_THREAD, START, marked
 
 RANKS, STEPS, CALLS = 4, 2, 3

@@ -19,7 +19,6 @@ from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.kernels_from_plan import match_calls
 from pptrace.recognise.messages.match import warn_unmatched
-from pptrace.recognise.run import recognise
 from tests.recognise.kineto_calls import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -30,6 +29,7 @@ from tests.recognise.kineto_calls import (
     SEND,
     Rank,
 )
+from tests.support.analysed import recognise
 from tests.support.groups import facts_of_groups, group_columns
 from tests.support.tables import table_of
 

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS
 from pptrace.model.traces import Category, Trace
-from pptrace.recognise.run import RecognisedRun, recognise
+from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from tests.support.analysed import recognise
 from tests.support.extent import ALL, by_turns
 from tests.support.synthetic import MAIN_THREAD, START, Event, PaperRun, make_trace, run_on_paper
 from tests.support.tables import table_of

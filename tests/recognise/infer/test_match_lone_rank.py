@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import Category, Trace
-from pptrace.recognise.run import RecognisedRun, recognise
+from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
-from pptrace.workflow.analyse import analyse
 from tests.recognise.infer.test_match_chain import NODE, Program
+from tests.support.analysed import analyse, recognise
 from tests.support.extent import ALL
 from tests.support.lanes import bubble_ns
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace

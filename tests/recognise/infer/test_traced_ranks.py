@@ -22,7 +22,8 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import simulate
 from pptrace.simulator.simulation import Costs
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
+from tests.support.analysed import analyse
 from tests.support.extent import ALL, by_turns
 from tests.support.lanes import bubble_ns
 from tests.support.synthetic import make_trace, record

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from pptrace.ingest import open_inputs
-from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
+from tests.support.analysed import recognise
 from tests.support.extent import by_turns
 from tests.support.read import read_traces
 from tests.support.synthetic import record

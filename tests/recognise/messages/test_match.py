@@ -9,8 +9,8 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, empty_table
 from pptrace.recognise.messages import match
 from pptrace.recognise.messages.match import match_comms, with_transfers
-from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
+from tests.support.analysed import recognise
 from tests.support.synthetic import BYTES, Recording, record, without
 from tests.support.tables import table_of
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from pptrace.marks import CallMark, SpanKind, SpanMark
 from pptrace.model.traces import Category, Trace
-from pptrace.workflow.analyse import analyse
 from tests.recognise.kineto_calls import Rank
+from tests.support.analysed import analyse
 from tests.support.synthetic import AUTOGRAD_THREAD, NCCL_STREAM, START, marked
 
 BUCKET = 1_048_576

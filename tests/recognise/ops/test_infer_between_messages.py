@@ -11,9 +11,10 @@ from pptrace.ingest import open_inputs
 from pptrace.recognise.labels import read_label
 from pptrace.recognise.ops.infer_between_messages import ops_between_messages
 from pptrace.recognise.ops.label_columns import Range, Ranges
-from pptrace.workflow.analyse import Analysis, analyse
+from pptrace.workflow.analyse import Analysis
 from tests.ingest.nsight_files import MIDDLE, Process, Report, write_report
 from tests.recognise.ops.megatron_host import GLUE, Done, Rank, interleaved, one_f_one_b, run
+from tests.support.analysed import analyse
 from tests.support.read import read_traces
 
 

@@ -6,10 +6,11 @@ import pytest
 
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import Category
-from pptrace.recognise.run import RecognisedRun, recognise
+from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import LEAD, DeepSpeed, Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled, ZeroBubble
+from tests.support.analysed import recognise
 from tests.support.extent import by_turns
 from tests.support.found_ops import cells, planned
 from tests.support.synthetic import (

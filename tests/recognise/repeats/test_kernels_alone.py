@@ -8,8 +8,8 @@ from pptrace.model.traces import Category
 from pptrace.recognise.device.work import device_work
 from pptrace.recognise.repeats.loop import capture_times, steps_of_loop
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
-from pptrace.workflow.analyse import analyse
 from tests.recognise.repeats.test_repeated_calls import Host, lengths
+from tests.support.analysed import analyse
 from tests.support.synthetic import Event, make_trace
 
 FORWARD = "a" + "bcde" * 3 + "f"  # three layers

@@ -14,7 +14,7 @@ from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.repeats.loop import capture_times, steps_of_loop
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
 from pptrace.recognise.run import recognise_ranks
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.synthetic import START, Event, make_trace
 from tests.support.tables import table_of
 

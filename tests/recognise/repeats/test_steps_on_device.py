@@ -9,8 +9,8 @@ import pytest
 
 from pptrace.analysis.report import Report
 from pptrace.model.traces import Category
-from pptrace.workflow.analyse import analyse
 from tests.recognise.kineto_calls import ALL_REDUCE, Rank
+from tests.support.analysed import analyse
 
 STEPS, KERNELS = 4, 10
 HOST, KERNEL, COPY = 100_000, 25_000, 40_000

@@ -9,11 +9,10 @@ import pytest
 
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.model.traces import Trace
-from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
 from tests.roundtrip.files import step_begins
 from tests.roundtrip.styles import Host, Style, TorchBatched, TorchLabels
+from tests.support.analysed import analyse, recognise
 from tests.support.synthetic import Event, PaperRun, make_trace, run_on_paper
 
 Op = tuple[int | None, str, int | None]

@@ -9,7 +9,7 @@ from pptrace.analysis.whole_run import Blame, BlamedOp, CriticalPath
 from pptrace.model.report_table import Amount, Bar, ReportTable
 from pptrace.report.tables import tables_of_step
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
+from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import record
 
