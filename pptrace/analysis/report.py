@@ -143,7 +143,7 @@ class AnswerOf(NamedTuple):
     shown: int = 100  #: place of the question's tables among those of the others
 
 
-class Report(Struct, frozen=True):
+class Report(Struct, frozen=True, kw_only=True):
     """The report of a run."""
 
     pptrace_version: str  #: version of the program that wrote the report
@@ -157,17 +157,20 @@ class Report(Struct, frozen=True):
     #: steps as their marks show them, one entry per rank and step; empty without marks of steps
     marked_steps: tuple[MarkedStep, ...]
     device: tuple[RankDevice, ...]  #: device time of the whole trace, one entry per rank
+    #: slowdowns by workers, stages and kinds of work, a what-if study; null where no step has every op of a known plan, or the
+    #: ranks' times do not compare
+    stragglers: Annotated[Stragglers | None, AnswerOf("stragglers", shown=2)] = None
     #: facts to know first: a run off its plan, then warnings, then what is information (the structural part, single long steps),
     #: the largest gain first; empty where nothing is worth a line
     findings: tuple[Finding, ...]
-    #: lines: what is wrong, null or estimated, what that means for the figures, what to do; empty where nothing is
-    warnings: tuple[str, ...]
     verdict: str = ""  #: report in one sentence (:mod:`pptrace.analysis.findings.verdict`)
-    #: memory of every rank: peaks, microbatches in flight, predictions; null without steps
-    memory: Annotated[MemoryReport | None, AnswerOf("memory", shown=5)] = None
     #: verdict on a run that hung (:func:`pptrace.hang_diagnosis.verdict.as_json`); null unless flight-recorder dumps or a run
     #: directory show a hang that has a verdict
     hang: Mapping[str, Any] | None = None
+    #: lines: what is wrong, null or estimated, what that means for the figures, what to do; empty where nothing is
+    warnings: tuple[str, ...]
+    #: memory of every rank: peaks, microbatches in flight, predictions; null without steps
+    memory: Annotated[MemoryReport | None, AnswerOf("memory", shown=5)] = None
     #: lengths of training steps over the run: percentiles, outliers, changes of level; null where no training step's length is
     #: known
     step_series: StepSeries | None = None
@@ -176,9 +179,6 @@ class Report(Struct, frozen=True):
     links: Annotated[tuple[Link, ...], AnswerOf("links", shown=4)] = ()
     #: ranks that come last to collectives; empty without matched collectives
     late_ranks: Annotated[tuple[LateRank, ...], AnswerOf("links", shown=4)] = ()
-    #: slowdowns by workers, stages and kinds of work, a what-if study; null where no step has every op of a known plan, or the
-    #: ranks' times do not compare
-    stragglers: Annotated[Stragglers | None, AnswerOf("stragglers", shown=2)] = None
     #: peaks of the links between devices, and what collectives reach of them; null where no device communicated in a step
     interconnect: Annotated[Interconnect | None, AnswerOf("links", shown=4)] = None
     #: collectives by size: latency and bandwidth, and what NCCL's kernels are named after; empty without collectives in

@@ -234,28 +234,28 @@ _RARE = ("straggler", "host", INTERACTION)
 """Causes that are left out where a step has none of them."""
 
 
-class StepReport(Struct, frozen=True):
+class StepReport(Struct, frozen=True, kw_only=True):
     """A training step."""
 
     step: int  #: number of the training step
     start_ns: int  #: earliest start over all pipelines (without a pipeline, of the ranks' step ranges)
     end_ns: int  #: latest end over the same
+    #: time from the step's start to the start of the next one, which is what counts for throughput; null where no next step and
+    #: no mark of the step's end was recorded
+    period_ns: int | None = None
     #: length of the pipeline's window; of several pipelines, the longest; without a pipeline, the longest of the ranks' windows;
     #: null where nothing relates the clocks of a pipeline's ranks, or only by more than half a step, or a device's work was not
     #: recorded
     span_ns: int | None
     bubble: Bubble  #: bubble and waterfall of the step
     ranks: tuple[RankStep, ...]  #: one entry per rank, in order of ranks
+    critical_path: CriticalPath | None = None  #: chain that ends with the last op; null as ``ideal_ns``
+    #: bubble by what caused it; null where the step's bubble is, or the step lacks ops of the plan
+    blame: Blame | None = None
     #: usual compute of the step, spread evenly over the ranks; null as the bubble's ``waterfall_ns``
     ideal_ns: int | None = None
     #: parts by which the span is longer; they sum to ``span_ns`` − ``ideal_ns`` exactly, the largest first; null as ``ideal_ns``
     causes: tuple[Cause, ...] | None = None
-    critical_path: CriticalPath | None = None  #: chain that ends with the last op; null as ``ideal_ns``
-    #: bubble by what caused it; null where the step's bubble is, or the step lacks ops of the plan
-    blame: Blame | None = None
-    #: time from the step's start to the start of the next one, which is what counts for throughput; null where no next step and
-    #: no mark of the step's end was recorded
-    period_ns: int | None = None
     #: parts of the period outside the pipeline; they sum to ``period_ns`` − ``span_ns`` exactly; null where either is, and
     #: without a pipeline
     outside: tuple[OutsidePart, ...] | None = None

@@ -36,40 +36,24 @@ def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
 
 def report_in_parts(report: Report, with_ops: bool = False) -> dict[str, Any]:
     """The same for :func:`parts_of`: ``steps`` is an iterator, and members of the report are as they are."""
-    return _with_rest(
-        report,
-        {
-            "schema": REPORT_SCHEMA,
-            "pptrace_version": report.pptrace_version,
-            "inputs": report.inputs,
-            "framework": report.framework,
-            "mesh": report.mesh,
-            "schedule": report.schedule,
-            "clock": report.clock,
-            "steps": (_step(step, with_ops) for step in report.steps),
-            "marked_steps": report.marked_steps,
-            "device": [
-                {"rank": entry.rank, **_members(entry.breakdown)}
-                | {name: getattr(entry, name) for name in ("comms", "host", "synchronisations", "on_host")}
-                for entry in report.device
-            ],
-            "stragglers": report.stragglers,
-            "findings": report.findings,
-            "verdict": report.verdict,
-            "hang": report.hang,
-            "warnings": report.warnings,
-        },
-    )
+    return {
+        "schema": REPORT_SCHEMA,
+        **_members(report),
+        "steps": (_step(step, with_ops) for step in report.steps),
+        "device": [
+            {"rank": entry.rank, **_members(entry.breakdown)}
+            | {name: getattr(entry, name) for name in ("comms", "host", "synchronisations", "on_host")}
+            for entry in report.device
+        ],
+    }
 
 
 def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
-    written = {name: getattr(step, name) for name in ("step", "start_ns", "end_ns", "period_ns", "span_ns", "bubble")}
-    written |= {
+    return _members(step) | {
         "ranks": [_rank(rank, with_ops) for rank in step.ranks],
         "critical_path": _sums(step.critical_path, {"parts": "kind", "by_stage": "stage"}),
         "blame": _sums(step.blame, {"by_rank": "rank", "by_stage": "stage", "by_kind": "kind"}),
     }
-    return _with_rest(step, written)
 
 
 def _sums(value: CriticalPath | Blame | None, keys: Mapping[str, str]) -> dict[str, Any] | None:
@@ -78,11 +62,6 @@ def _sums(value: CriticalPath | Blame | None, keys: Mapping[str, str]) -> dict[s
         return None
     sums = {name: [{key: of, "ns": ns} for of, ns in getattr(value, name).items()] for name, key in keys.items()}
     return _members(value) | sums
-
-
-def _with_rest(value: Report | StepReport, written: dict[str, Any]) -> dict[str, Any]:
-    """Extend what is written by every other field as it is."""
-    return written | {name: member for name, member in _members(value).items() if name not in written}
 
 
 def _plain(value: Any) -> Any:

@@ -66,7 +66,8 @@ FALL = parts_ns(600, 400, 0, 0, 0, None, 0)
 
 def step_of(*ranks: RankStep, step: int = 0, span: int | None = 1_000, fall: Waterfall | None = FALL) -> StepReport:
     ideal = None if fall is None else 0.2
-    return StepReport(step, 0, 1_000, span, Bubble(0.1, 0.1, ideal, ideal, fall), ranks)
+    bubble = Bubble(0.1, 0.1, ideal, ideal, fall)
+    return StepReport(step=step, start_ns=0, end_ns=1_000, span_ns=span, bubble=bubble, ranks=ranks)
 
 
 def lines_of(run: RecognisedRun, steps: Sequence[StepReport] = (), clock: Clock = ONE_CLOCK) -> list[str]:

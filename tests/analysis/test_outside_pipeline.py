@@ -372,7 +372,12 @@ def test_waiting_for_a_rank_without_a_trace_is_no_gain(members: int, num_ranks: 
     )
     timelines = timelines_of(num_ranks > 1, {0: comms.assign(start_ns=start, end_ns=start + late)})
     assert dict(timelines.walk(0, 240, 200)) == {(part, (("axis", "dp"),)): 40}
-    step = StepReport(0, 0, 140, 100, NO_BUBBLE, (), period_ns=140, outside=(OutsidePart(part, {"axis": "dp"}, 40),))
+    step = StepReport(
+        **{"step": 0, "start_ns": 0, "end_ns": 140, "period_ns": 140, "span_ns": 100},
+        bubble=NO_BUBBLE,
+        ranks=(),
+        outside=(OutsidePart(part, {"axis": "dp"}, 40),),
+    )
     (finding,) = outside_findings([step])
     assert words.split(":")[0] in finding.title
     assert (finding.gain_ns is None) == ("no gain" in words)

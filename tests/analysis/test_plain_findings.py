@@ -29,7 +29,8 @@ def rank_of(number: int = 0, between: int | None = None, late: int | None = None
 
 
 def step_of(*ranks: RankStep, number: int = 0) -> StepReport:
-    return StepReport(number, 0, 100 * MS, 100 * MS, NO_PIPELINE, ranks)
+    length = 100 * MS
+    return StepReport(step=number, start_ns=0, end_ns=length, span_ns=length, bubble=NO_PIPELINE, ranks=ranks)
 
 
 def findings_of(*steps: StepReport) -> tuple[Finding, ...]:

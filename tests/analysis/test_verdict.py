@@ -34,8 +34,13 @@ AN_OP = OpSummary("F", 0, 0, 0, "steady", 0, 9)
 
 def step_of(span: int | None, fall: Waterfall | None = None, *ranks: RankStep, ratio: float | None = 0.1) -> StepReport:
     causes = () if fall is None else [Cause(name, {}, ns) for name, ns in asdict(fall).items() if name != "compute"]
-    known = (None, None) if fall is None else (fall.compute, tuple(cause for cause in causes if cause.ns is not None))
-    return StepReport(0, 0, 9, span, Bubble(ratio, ratio, None, None, fall), ranks, *known)
+    return StepReport(
+        **{"step": 0, "start_ns": 0, "end_ns": 9, "span_ns": span},
+        bubble=Bubble(ratio, ratio, None, None, fall),
+        ranks=ranks,
+        ideal_ns=None if fall is None else fall.compute,
+        causes=None if fall is None else tuple(cause for cause in causes if cause.ns is not None),
+    )
 
 
 def rank_of(compute: int | None, exposed: int | None, bubble: int | None, *ops: OpSummary) -> RankStep:
@@ -49,8 +54,13 @@ def report_of(
     num_ranks: int = 2,
 ) -> Report:
     return Report(
-        *("0", (), "other", MeshSizes(num_ranks, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
-        *(ClockSummary("none", {}, 0), steps, (), device, findings, ()),
+        **{"pptrace_version": "0", "framework": "other", "inputs": (), "marked_steps": (), "warnings": ()},
+        mesh=MeshSizes(num_ranks, 2, 1, 1, 1, 1, 1),
+        schedule=ScheduleSummary("1f1b", 4, 2, 1, "marks", ()),
+        clock=ClockSummary("none", {}, 0),
+        steps=steps,
+        device=device,
+        findings=findings,
     )
 
 

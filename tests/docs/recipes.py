@@ -78,12 +78,12 @@ def _analysis(root: Path) -> None:
     _write(root, "pptrace/analysis/steps/longest_ops.py", "pptrace/report/tables/longest_ops.py")
     (caption,) = (name for name in EXAMPLES if name.startswith("pptrace/analysis/result.py:"))
     result = root / "pptrace" / "analysis" / "result.py"
-    _insert(result, "class StepReport(Struct, frozen=True):\n", f"{_example(caption)}\n\n", before=True)
+    _insert(result, "class StepReport(Struct, frozen=True, kw_only=True):\n", f"{_example(caption)}\n\n", before=True)
     text = result.read_text(encoding="utf-8")
-    head, step = text.split("class StepReport(Struct, frozen=True):\n")
+    head, step = text.split("class StepReport(Struct, frozen=True, kw_only=True):\n")
     field = "    ranks: tuple[RankStep, ...]  #: one entry per rank, in order of ranks\n"
     step = step.replace(field, f"{field}{_example('a field of StepReport', 4)}", 1)
-    result.write_text(f"{head}class StepReport(Struct, frozen=True):\n{step}", encoding="utf-8")
+    result.write_text(f"{head}class StepReport(Struct, frozen=True, kw_only=True):\n{step}", encoding="utf-8")
     steps = root / "pptrace" / "analysis" / "steps" / "steps.py"
     ranks = "        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),\n"
     _insert(steps, ranks, _example("the argument of StepReport", 8))

@@ -23,7 +23,9 @@ def step_report(parts: Waterfall | None) -> StepReport:
     known = {} if parts is None else {name: ns for name, ns in asdict(parts).items() if ns is not None}
     causes = tuple(Cause(name, {}, ns) for name, ns in known.items() if name != "compute") if known else None
     return StepReport(
-        *(2, 0, 100 * MS, 100 * MS, Bubble(0.46, 0.3, 0.25, 0.2, parts), ranks),
+        **{"step": 2, "start_ns": 0, "end_ns": 100 * MS, "span_ns": 100 * MS},
+        bubble=Bubble(0.46, 0.3, 0.25, 0.2, parts),
+        ranks=ranks,
         ideal_ns=known.get("compute"),
         causes=causes,
     )

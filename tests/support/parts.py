@@ -55,7 +55,8 @@ def step_with(fall: Waterfall | None, span: int = 1000, causes: tuple[Cause, ...
     """A step without ranks, whose causes are the parts of its waterfall, at no place, or those that are given."""
     if fall is not None and causes is None:
         causes = tuple(Cause(name, {}, ns) for name, ns in asdict(fall).items() if name != "compute" and ns is not None)
-    return StepReport(0, 0, span, span, Bubble(0.1, 0.1, 0.1, 0.1, fall), (), 600, causes)
+    lengths = {"step": 0, "start_ns": 0, "end_ns": span, "span_ns": span, "ideal_ns": 600}
+    return StepReport(**lengths, bubble=Bubble(0.1, 0.1, 0.1, 0.1, fall), ranks=(), causes=causes)
 
 
 def steps_with(*causes: Cause, num_steps: int = 4) -> list[StepReport]:

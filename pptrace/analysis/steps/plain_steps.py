@@ -128,8 +128,9 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
     }
     return tuple(
         StepReport(
-            step,
-            *_bounds(of_step),
+            step=step,
+            start_ns=_bounds(of_step)[0],
+            end_ns=_bounds(of_step)[1],
             span_ns=max(window.span_ns for window in of_step),
             bubble=NO_PIPELINE,
             ranks=tuple(ranks[window.ranks[0], step] for window in of_step),

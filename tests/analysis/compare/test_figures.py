@@ -42,7 +42,13 @@ def rank_of(**changes: Any) -> RankStep:
 
 def step_of(*ranks: RankStep, span: int | None = 1000, causes: tuple[Cause, ...] | None = None) -> StepReport:
     ideal = None if causes is None else (span or 0) - sum(cause.ns for cause in causes)
-    return StepReport(0, 0, 9, span, Bubble(None, None, None, None, None), ranks, ideal, causes)
+    return StepReport(
+        **{"step": 0, "start_ns": 0, "end_ns": 9, "span_ns": span},
+        bubble=Bubble(None, None, None, None, None),
+        ranks=ranks,
+        ideal_ns=ideal,
+        causes=causes,
+    )
 
 
 def comm_of(axis: str, kind: str, exposed: int | None) -> CommSummary:
@@ -94,10 +100,20 @@ def test_all_communication_is_known_of_profilers_that_tell_waiting_from_transfer
     calls = (comm_of("pp", "send", 1),) if comms else ()
     steps = [step_of(rank_of(comms=calls, phases=phases), rank_of(exposed_comm_ns=exposed))]
     report = Report(
-        *("0", (), "other", MeshSizes(2, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
-        *(ClockSummary("none", {}, 0), tuple(steps), (), (), (), ()),
+        **{
+            "pptrace_version": "0",
+            "framework": "other",
+            "marked_steps": (),
+            "device": (),
+            "findings": (),
+            "warnings": (),
+        },
+        inputs=tuple(InputInfo("x", name, 0, 1, "", ()) for name in formats),
+        mesh=MeshSizes(2, 2, 1, 1, 1, 1, 1),
+        schedule=ScheduleSummary("1f1b", 4, 2, 1, "marks", ()),
+        clock=ClockSummary("none", {}, 0),
+        steps=tuple(steps),
     )
-    report = replace(report, inputs=tuple(InputInfo("x", name, 0, 1, "", ()) for name in formats))
     assert _knows_communication(report, steps) is knows
 
 
