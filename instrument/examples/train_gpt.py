@@ -37,7 +37,6 @@ from instrument.mesh import Mesh, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import HEAD, GptStage
-from instrument.models.gpt_config import Recompute, RecomputeMethod
 from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
@@ -178,20 +177,21 @@ def _work(settings: Settings, options: argparse.Namespace, peak: Peak | None, st
     of_replicas = [settings.data.attended(step, dp_rank) for dp_rank in range(dp)]
     numbers = Counter(length for lengths in of_replicas for length in lengths)
     tokens = options.microbatch_size * sum(length * number for length, number in numbers.items())
+    facts = _gpt_facts(settings, options)
     flops = [
-        _flops(settings, length, number * options.microbatch_size, num_full * dp) for length, number in numbers.items()
+        _flops(replace(facts, sequence=length), number * options.microbatch_size, num_full * dp, settings.shape.tp)
+        for length, number in numbers.items()
     ]
     together = StepFlops(sum(part.model for part in flops), sum(part.hardware for part in flops))
     return Work(tokens, together, settings.shape.world, peak)
 
 
-def _flops(settings: Settings, length: int, sequences: int, num_full: int) -> StepFlops:
-    """FLOPs of some sequences of one length, of which layers recompute ``num_full`` fully."""
-    model = replace(settings.model, sequence=length)
-    if model.recompute is Recompute.FULL and model.recompute_method is RecomputeMethod.BLOCK:
-        num_layers = sum(min(model.recompute_num_layers, len(layers)) for layers in settings.layer_partition)
-        num_full, model = sequences * num_layers, replace(model, recompute=Recompute.NONE)
-    return step_flops(model, sequences, num_full, settings.shape.tp)
+def _flops(facts: GptFacts, sequences: int, num_full: int, tp: int) -> StepFlops:
+    """FLOPs of some sequences, of which layers recompute ``num_full`` fully."""
+    if facts.recompute == "full" and facts.recompute_method == "block":
+        num_layers = sum(min(facts.recompute_num_layers, layers) for layers in facts.layers_per_stage)
+        num_full, facts = sequences * num_layers, replace(facts, recompute="none")
+    return step_flops(facts, sequences, num_full, tp)
 
 
 def _peak(settings: Settings, options: argparse.Namespace) -> Peak | None:

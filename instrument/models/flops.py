@@ -45,11 +45,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from instrument.models.gpt_config import GptConfig, Recompute, RecomputeModule
 from pptrace.errors import UsageError
 from pptrace.schedule.outstanding import recomputed_cells
 from pptrace.schedule.plan import Plan
-from pptrace.sizes.flops import attention_flops, cross_projection_flops, expert_flops, mlp_flops, projection_flops
+from pptrace.sizes.flops import head_flops, layer_attention_flops, layer_flops, layer_mlp_flops
+from pptrace.sizes.gpt_facts import GptFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,56 +60,39 @@ class StepFlops:
     hardware: int
 
 
-def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0, tp: int = 1) -> StepFlops:
-    """FLOPs of a step of ``num_sequences`` sequences of ``config.sequence`` tokens.
+def step_flops(facts: GptFacts, num_sequences: int, num_full: int = 0, tp: int = 1) -> StepFlops:
+    """FLOPs of a step of ``num_sequences`` sequences of ``facts.sequence`` tokens.
 
     Args:
-        config: the whole model, with its recompute.
+        facts: the whole model, with its recompute.
         num_sequences: B, of all microbatches.
-        num_full: how many times a layer recomputes one sequence fully though ``config`` does not say so
+        num_full: how many times a layer recomputes one sequence fully though ``facts`` do not say so
             (:func:`count_full`).
         tp: tensor-parallel ranks, to which the vocabulary is padded.
 
     Raises:
         UsageError: more full recomputes than layers × sequences, or some where layers differ.
     """
-    num_passes = config.layers * num_sequences
+    every = range(sum(facts.layers_per_stage))
+    num_passes = len(every) * num_sequences
     if not 0 <= num_full <= num_passes:
         raise UsageError(
             f"{num_full} full recomputes of {num_passes} passes through a layer; expected 0 to {num_passes}"
         )
-    each = [_layer_flops(config, index) for index in range(config.layers)]
-    layers = num_sequences * sum(sum(parts) for parts in each)
+    each = [(layer_flops(facts, layer), layer_mlp_flops(facts, layer)) for layer in every]
+    layers = num_sequences * sum(total for total, _ in each)
     if num_full and len(set(each)) > 1:
         raise UsageError(
             "full recomputes of some microbatches are counted where all layers have equal experts, or none"
         )
-    head = 2 * config.sequence * config.hidden * config.padded_vocabulary(tp)
+    head = head_flops(facts.sequence, facts.hidden, facts.vocabulary_rows(tp) * tp)
     model = 3 * (layers + num_sequences * head)
-    modules = 0
-    if RecomputeModule.CORE_ATTN in config.recompute_modules:
-        modules += num_sequences * sum(attention for _, attention, _ in each)
-    if RecomputeModule.MLP in config.recompute_modules:
-        without_experts = (mlp for index, (_, _, mlp) in enumerate(each) if not config.has_experts(index))
-        modules += num_sequences * sum(without_experts)
-    recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: modules, Recompute.FULL: layers}
+    attention, mlp = sum(layer_attention_flops(facts, layer) for layer in every), sum(mlp for _, mlp in each)
+    modules = sum({"core_attn": attention, "mlp": mlp}[name] for name in facts.recompute_modules)
+    recomputed = {"none": 0, "selective": num_sequences * modules, "full": layers}
     in_full = num_full * layers // num_passes
-    rest = recomputed[config.recompute] * (num_passes - num_full) // num_passes
+    rest = recomputed[facts.recompute] * (num_passes - num_full) // num_passes
     return StepFlops(model, model + in_full + rest)
-
-
-def _layer_flops(config: GptConfig, layer: int) -> tuple[int, int, int]:
-    """The forward of one sequence through a layer: projections, attention, and MLP or experts."""
-    hidden, kv_width = config.hidden, config.num_kv_heads * config.head_dim
-    tokens = config.source_length if config.is_encoder(layer) else config.sequence
-    projections, attention = projection_flops(tokens, hidden, kv_width), attention_flops(tokens, hidden)
-    if 0 < config.encoder_layers <= layer:
-        projections += cross_projection_flops(tokens, config.source_length, hidden, kv_width)
-        attention += attention_flops(tokens, hidden, config.source_length)
-    if config.experts is None or not config.has_experts(layer):
-        return projections, attention, mlp_flops(tokens, hidden, 4 * hidden)
-    experts = config.experts.of_layer(layer)
-    return projections, attention, expert_flops(tokens, hidden, experts.width or 4 * hidden, experts)
 
 
 def count_full(

@@ -25,11 +25,6 @@ def cross_projection_flops(tokens: int, source: int, hidden: int, kv_width: int)
     return 4 * hidden * (tokens * hidden + source * kv_width)
 
 
-def projection_flops(tokens: int, hidden: int, kv_width: int) -> int:
-    """q, k, v and the output: 4·s·h² + 4·s·h·k, k and v as wide as ``kv_width`` each."""
-    return 4 * tokens * hidden * (hidden + kv_width)
-
-
 def attention_weights(facts: GptFacts) -> int:
     """Numbers of the matrices of a layer's attention, which each token is multiplied with."""
     latent, hidden, heads, both = facts.form.latent, facts.hidden, facts.heads, facts.head_dim + facts.value_dim
@@ -68,9 +63,15 @@ def layer_flops(facts: GptFacts, layer: int) -> int:
     if facts.encoder_layers and not is_encoder:
         products += cross_projection_flops(tokens, source, hidden, kv_width)
     if facts.experts is None or not facts.experts_of(layer):
-        return products + mlp_flops(tokens, hidden, facts.mlp_width, form.num_matrices)
+        return products + layer_mlp_flops(facts, layer)
     options = facts.experts.of_layer(layer)
     return products + expert_flops(tokens, hidden, facts.expert_width, options, form.num_matrices)
+
+
+def layer_mlp_flops(facts: GptFacts, layer: int) -> int:
+    """The MLP of one sequence in a layer of the model; 0 of one with experts."""
+    tokens = facts.source_length if layer < facts.encoder_layers else facts.sequence
+    return 0 if facts.experts_of(layer) else mlp_flops(tokens, facts.hidden, facts.mlp_width, facts.form.num_matrices)
 
 
 def layer_attention_flops(facts: GptFacts, layer: int) -> int:

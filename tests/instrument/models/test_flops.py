@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from instrument.backward_split.split import attach
 from instrument.examples.progress import Work
 from instrument.mesh import Mesh, fit_shape, make_mesh
-from instrument.models.flops import StepFlops, count_full, step_flops
+from instrument.models.flops import StepFlops, count_full
+from instrument.models.flops import step_flops as flops_of_facts
 from instrument.models.gpt import GptStage, cross_entropy
 from instrument.models.gpt_config import GptConfig, Recompute, RecomputeModule
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
@@ -25,6 +26,7 @@ from pptrace.schedule.registry import build
 from pptrace.sizes.expert_options import ExpertOptions, Shared
 from pptrace.sizes.flops import op_flops
 from tests.instrument.models.cases.mixes import MICROBATCH_SIZE, Mix, facts_of
+from tests.support.gpt_runs import facts_of_model
 from tests.support.pool import Pool
 
 LAYERS, HIDDEN, SEQUENCE, BATCH = 3, 8, 20, 2
@@ -34,6 +36,11 @@ LAST_OF_ATTENTION = 2 * BATCH * SEQUENCE**2 * HIDDEN
 
 def config(recompute: Recompute) -> GptConfig:
     return GptConfig(LAYERS, HIDDEN, 2, SEQUENCE, recompute=recompute)
+
+
+def step_flops(model: GptConfig, num_sequences: int, num_full: int = 0, tp: int = 1) -> StepFlops:
+    facts = facts_of_model(model, 1, layers_per_stage=(model.layers,))
+    return flops_of_facts(facts, num_sequences, num_full, tp)
 
 
 def counted(config: GptConfig, splits: bool = False, is_recomputed: bool = False, **read: object) -> int:
@@ -196,6 +203,9 @@ def test_an_mlp_that_recomputes_runs_its_products_again_but_for_the_last() -> No
     flops, none = step_flops(model, BATCH), step_flops(config(Recompute.NONE), BATCH)
     assert flops.hardware - none.hardware == LAYERS * BATCH * 16 * SEQUENCE * HIDDEN**2
     assert counted(model) == flops.hardware - LAYERS * LAST_OF_LAYER
+    of_some = replace(model, experts=ExpertOptions(4, 2, 2, width=12))  # in two of the three layers
+    again = step_flops(of_some, BATCH).hardware - step_flops(of_some, BATCH).model
+    assert again == BATCH * 16 * SEQUENCE * HIDDEN**2
 
 
 def test_more_full_recomputes_than_there_are_layers_is_one_line() -> None:
