@@ -18,12 +18,13 @@ class MeshSizes(Struct, frozen=True):
     #: ranks of the run, those without a trace included; where nothing says how many, at least as many as the numbers of ranks and
     #: of their messages' peers come to
     num_ranks: int
-    pp: int | None  #: size of the axis; null as ``tp``, and where messages go to ranks of which nothing else is known
-    vpp: int | None  #: stages per rank (virtual pipeline); null where the chunks are not known
-    tp: int | None  #: size of the axis; null where it is unknown, or sizes do not multiply up
-    cp: int | None  #: size of the axis; null as ``tp``
-    dp: int | None  #: size of the axis; null as ``tp``
-    ep: int | None  #: size of the axis, which shares the ranks of ``dp`` · ``cp`` · ``tp``; null as ``tp``
+    #: size of the axis; null as ``tp``, and where messages go to ranks of which nothing else is known
+    pp: int | None = None
+    vpp: int | None = None  #: stages per rank (virtual pipeline); null where the chunks are not known
+    tp: int | None = None  #: size of the axis; null where it is unknown, or sizes do not multiply up
+    cp: int | None = None  #: size of the axis; null as ``tp``
+    dp: int | None = None  #: size of the axis; null as ``tp``
+    ep: int | None = None  #: size of the axis, which shares the ranks of ``dp`` · ``cp`` · ``tp``; null as ``tp``
 
     @property
     def axes(self) -> dict[str, int | None]:

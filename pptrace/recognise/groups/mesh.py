@@ -39,8 +39,7 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
         return value if isinstance(value, int) else None
 
     world = with_mesh[0].get("world_size")
-    unknown = MeshInfo(num_ranks, pp=size("pp"), vpp=size("vpp"), tp=None, cp=None, dp=None, ep=None)
-    mesh = unknown.with_sizes({axis: size(axis) for axis in SIZED})
+    mesh = MeshInfo(num_ranks).with_sizes({axis: size(axis) for axis in ("pp", "vpp", *SIZED)})
     # Megatron-LM's order, unless the mesh declares one that names all axes that have several ranks.
     words = order.split("-") if isinstance(order := sizes.get("order"), str) else ()
     is_complete = all(axis in words or mesh.size_of(axis) == 1 for axis in MESH_ORDER)
@@ -90,10 +89,6 @@ def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> Me
         num_ranks=num_ranks,
         pp=len(columns) or None,
         vpp=max((len(key) for key in holders), default=None),
-        tp=None,
-        cp=None,
-        dp=None,
-        ep=None,
         pipelines=tuple(tuple(column[index] for column in columns) for index in range(replicas)),
     )
     return mesh.with_sizes(dict.fromkeys(SIZED, single))
