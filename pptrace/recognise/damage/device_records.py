@@ -91,11 +91,12 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
 def _empty(events: Events, kernels: Rows) -> Rows:
     """The kernels that have no length; in records of whole microseconds only where others of their name take longer."""
     length, name = events.dur_ns[kernels], events.name_id[kernels]
-    is_empty = length == 0
+    is_empty: Bool = length == 0
     if not (length % _RESOLUTION_NS).any():
         short = [each for each in np.unique(name[is_empty]) if np.median(length[name == each]) <= _RESOLUTION_NS]
         is_empty &= ~np.isin(name, short)
-    return kernels[is_empty]
+    empty: Rows = kernels[is_empty]
+    return empty
 
 
 def _unnamed(events: Events, rows: Rows) -> Bool:
