@@ -376,6 +376,14 @@ def test_of_a_plan_what_it_does_not_cover_is_null() -> None:
             ],
         ),
         (
+            replace(known, mesh=replace(TWO, pp=None, is_cut=True)),
+            [STEP],
+            [
+                "the ideal bubble and what the bubble consists of are not known: the recognised plan covers 2 of the ranks of "
+                "a pipeline"
+            ],
+        ),
+        (
             known,
             [STEP, without_fall],
             [

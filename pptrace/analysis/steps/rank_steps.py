@@ -197,7 +197,7 @@ def _phases(
     )
     times = TimesInWindows(lane, starts, ends)
     of_phase = len(spans[0]) if spans else 1
-    bubbles = iter(masked(times.bubble_ns, times.is_known & np.repeat(known, of_phase)))
+    bubbles = iter(masked(times.bubble_ns, np.repeat(known, of_phase)))
     return [
         {
             str(span.phase): PhaseSummary(span.start_ns, span.end_ns, span.num_forward, span.num_backward, bubble)

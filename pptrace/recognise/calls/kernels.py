@@ -14,7 +14,7 @@ from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, make_calls
 from pptrace.recognise.device.work import communication_rows, hint_of_kernel, kind_of_kernel, launch_calls
-from pptrace.slices import Slice, distinct_of, places_of_each
+from pptrace.slices import Slice, places_of_each
 
 _SEND, _RECV, _SEND_RECV = (CODE_OF_KIND[kind] for kind in ("send", "recv", "send_recv"))
 
@@ -184,21 +184,17 @@ def _with_all_to_alls(calls: Slice, kernels: Slice, kernel: Int64, call: Int64) 
     if not may_be.any():
         return calls
     carrying = np.unique(kernel)
-    stream, _ = distinct_of([kernels["stream"][carrying]])  # streams as they come first
-    is_other = np.bincount(stream[~may_be[carrying]], minlength=len(carrying)) > 0
-    chosen = np.flatnonzero(~is_other[stream])
-    merged = carrying[chosen[np.argsort(stream[chosen], kind="stable")]]
+    stream = kernels["stream"][carrying]
+    merged = carrying[~np.isin(stream, stream[~may_be[carrying]])]
     if not len(merged):
         return calls
     in_batch = np.isin(kernel, merged)
     kernel, call = kernel[in_batch], call[in_batch]
     begins = np.flatnonzero(np.diff(kernel, prepend=-1))
-    latest = np.maximum.reduceat(calls["until_ns"][call], begins)
-    batch = np.searchsorted(kernel[begins], merged)
-    first = call[begins][batch]
+    first = call[begins]
     columns = {
         "kind": np.full(len(merged), _SEND_RECV),
-        "until_ns": latest[batch],
+        "until_ns": np.maximum.reduceat(calls["until_ns"][call], begins),
         **{name: calls[name][first] for name in ("thread", "start_ns", "kernel", "kernel_start_ns", "kernel_end_ns")},
     }
     left = calls["kind"].copy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,8 +20,8 @@ DP_AND_TP: Groups = [[0, 1], [2, 3], [0, 2], [1, 3]]
 SECOND = 1_000_000_000
 
 
-def job(groups: Groups, world: int) -> dict[int, dict[str, object]]:
-    return facts_of_groups(world, [range(world), *groups])
+def job(groups: Groups, world: int) -> dict[int, dict[str, Any]]:
+    return dict(facts_of_groups(world, [range(world), *groups]))
 
 
 def ran(
@@ -109,3 +110,13 @@ def test_the_other_side_of_a_call_may_be_in_one_group_alone() -> None:
     assert set(filled[1]["group_ranks"]) == {""}
     assert [group for group in filled[0]["group_ranks"] if group] != []
     assert all(group in ("", right) for group, right in zip(filled[0]["group_ranks"], truth[0], strict=True))
+
+
+def test_the_calls_of_a_rank_in_a_group_that_does_not_tell_its_ranks_stay_open() -> None:
+    calls, truth = ran(DP_AND_TP, 4, 0, 20_000_000)
+    facts = job(DP_AND_TP, 4)
+    facts[0]["pg_config"] += [{"pg_name": "9", "pg_size": 3}]
+    filled, _ = with_groups_by_time(calls, facts, lambda _, other: True)
+    assert set(filled[0]["group_ranks"]) == {""}
+    assert "[1, 3]" in set(filled[3]["group_ranks"])
+    assert all(group in ("", right) for group, right in zip(filled[3]["group_ranks"], truth[3], strict=True))

@@ -34,7 +34,8 @@ class Program:
     autograd's nodes are numbered, as torch does it; ``receives_without_grad`` whether receives are under torch.no_grad and so
     bear no numbers; ``sends_loss_to`` the place to which the last one sends ``loss_bytes`` after each step, −1 for none.
     Outputs have ``mask_bytes`` behind their first tensor, gradients ``gradient_bytes``; backwards
-    accumulate ``gradients`` of "parameters", or of "inputs" as well.
+    accumulate ``gradients`` of "parameters", or of "inputs" as well. ``runs_again``: the second backward runs the nodes of the
+    first once more. ``numbered``: the steps around which the profiler's range lies, from number 5 on.
     """
 
     plan: Plan
@@ -54,6 +55,8 @@ class Program:
     mask_bytes: int = 2048
     gradient_bytes: int = 2048
     gradients: str = ""
+    runs_again: bool = False
+    numbered: tuple[int, ...] = ()
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def traces(self) -> list[Trace]:
@@ -78,6 +81,9 @@ class _Rank:
         for step in range(self.program.steps):
             at = START + step * 4 * (self.run.end + 20 * SLOT)
             self.between_steps(at - 2 * SLOT)
+            if step in self.program.numbered:
+                times = (at - SLOT, at + self.run.end + 5 * SLOT)
+                self.events.append(Event(Category.ANNOTATION, f"ProfilerStep#{5 + step}", *times, thread=MAIN_THREAD))
             if self.program.evaluates and step:
                 self.evaluation(at - 2 * self.run.end - 18 * SLOT)
             for index, done in enumerate(self.run.ranks[self.place]):
@@ -102,8 +108,9 @@ class _Rank:
         if kind is Kind.F:
             self.made[microbatch] = self.next_number
             self.next_number += 3
+        first = self.made[0 if self.program.runs_again and microbatch == 1 else microbatch]
         for index in range(count):
-            number = -1 if kind is Kind.F else self.made[microbatch] + 2 - index
+            number = -1 if kind is Kind.F else first + 2 - index
             self.operator(name, start + 3000 + 1000 * index, start + 3900 + 1000 * index, number)
         self.program.truth[self.order[self.place], start + 3000] = f"{self.place}{kind}{microbatch} {step}"
         if kind is Kind.B and self.program.gradients:
@@ -330,6 +337,20 @@ def test_receives_without_numbers_leave_the_order_to_the_ranks_that_tell_it(name
     run = recognise(program.traces())
     assert check_never_wrong(program, run) == len(program.truth)
     assert run.schedule.name == name
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0,), (1,)])
+def test_of_two_backwards_of_one_forward_no_op_is_shown(ranks: tuple[int, ...]) -> None:
+    traces = Program(build("1f1b", 2, 4), runs_again=True).traces()
+    run = recognise([traces[rank] for rank in ranks], num_ranks=2)
+    assert not run.ops["kind"].isin(COMPUTE_KINDS).any()
+    assert any("two backwards run what one forward made" in line for line in run.warnings)
+
+
+@pytest.mark.parametrize(("numbered", "steps"), [((0, 1), {5, 6}), ((0,), {0, 1}), ((1,), {0, 1})])
+def test_steps_have_the_numbers_of_their_ranges_where_each_has_one(numbered: tuple[int, ...], steps: set[int]) -> None:
+    run = recognise(Program(build("1f1b", 2, 4), numbered=numbered).traces())
+    assert set(run.ops.loc[run.ops["kind"].isin(COMPUTE_KINDS), "step"]) == steps
 
 
 Damage = Callable[[random.Random, list[Event]], list[Event]]

@@ -13,7 +13,7 @@ from pptrace.model.traces import Category
 from pptrace.recognise.labels import read_label
 from pptrace.recognise.ops.host_compute import computing_spans
 from pptrace.recognise.ops.label_actions import steps_of_ranges, with_microbatches
-from pptrace.recognise.ops.label_columns import Range, Ranges, outermost
+from pptrace.recognise.ops.label_columns import LabelledPhases, Range, Ranges, outermost
 from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
 from pptrace.schedule.actions import Kind, Phase
 from tests.support.synthetic import START, Event, make_trace
@@ -74,6 +74,13 @@ def test_a_range_is_outermost_if_the_last_such_one_of_its_kind_and_thread_has_en
             kept.append(entry)
             ends[entry.kind, entry.thread] = entry.end_ns
     assert outermost(Ranges.of(listed)).objects() == kept
+
+
+def test_a_stretch_is_of_the_phase_in_which_its_middle_lies() -> None:
+    """Of a warmup from 10 to 19 ns, behind an op."""
+    phases = LabelledPhases(Ranges.of(ranges(["PP:0F0", NAMES[-5]])))
+    start, end = np.array([[5, 15, 9], [17, 25, 10]])
+    assert phases.of(start, end).tolist() == [Phase.WARMUP.code, -1, -1]
 
 
 def weights_one_by_one(names: Sequence[str]) -> list[int]:
