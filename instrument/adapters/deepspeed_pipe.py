@@ -6,8 +6,8 @@ first pass begins. Messages go through ``p2p.send`` and ``p2p.recv``, one call f
 have gathered when it commits.
 
 Which microbatch a buffer holds, and the plan, are followed instruction by instruction (``schedule.py`` there). Instructions name
-a buffer, which is filled by a receive (on the first stage by the loader, where nothing is received by the forward) with the next
-microbatch. DualPipeV's instructions have a phase: phase 1 is the second chunk of a rank, on the way back to the first rank.
+a buffer, which a receive fills with the next microbatch, or the forward where nothing is received. DualPipeV's instructions have
+a phase: phase 1 is the second chunk of a rank, on the way back to the first rank.
 """
 
 from __future__ import annotations
@@ -62,16 +62,15 @@ class Buffers:
         """Action of an instruction; None where it is neither compute nor a message."""
         buffer, phase = arguments.get("buffer_id"), arguments.get("phase") or 0
         kind = KINDS.get(instruction)
-        if not isinstance(buffer, int) or (kind is None and instruction != LOAD):
+        if not isinstance(buffer, int) or kind is None:
             return None
-        fills = kind is Kind.RECV_F or (kind in (None, Kind.F) and buffer not in self._fresh)
-        if fills:
+        if kind is Kind.RECV_F or (kind is Kind.F and buffer not in self._fresh):
             self._microbatches[buffer] = self._num_filled.get(phase, 0)
             self._num_filled[phase] = self._microbatches[buffer] + 1
             self._fresh.add(buffer)
         if kind is Kind.F:
             self._fresh.discard(buffer)
-        if kind is None or buffer not in self._microbatches:
+        if buffer not in self._microbatches:
             return None
         stage = self.pp_rank if phase == 0 else 2 * self.pp - 1 - self.pp_rank
         return Action(kind, stage, self._microbatches[buffer], phase)
@@ -225,7 +224,7 @@ class DeepSpeedHooks:
         if instruction == "CommitP2P":
             return self._watch_commit
         if instruction == LOAD:
-            return self._watch_load
+            return partial(watch_span, self._listener, SpanKind.DATA)
         kind = KINDS.get(instruction)
         if kind is None:
             return None
@@ -246,10 +245,6 @@ class DeepSpeedHooks:
             yield
         finally:
             self._pass.end_op()
-
-    def _watch_load(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
-        self._action(LOAD, args, kwargs)
-        yield from watch_span(self._listener, SpanKind.DATA, args, kwargs)
 
     def _watch_message(self, instruction: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
         """The size of what several tensors carry stands in the mark of the wait."""

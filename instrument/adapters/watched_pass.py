@@ -36,7 +36,7 @@ class WatchedPass:
         """A pass with backwards begins; ``plan`` None where no plan is known."""
         self.end()
         self.listener.begin_pass()
-        actions = plan.compute_actions(pp_rank) if plan is not None and pp_rank < plan.pp else ()
+        actions = plan.compute_actions(pp_rank) if plan is not None else ()
         self._planned = {action.key: action for entry in actions for action in (entry, *entry.halves)}
         self.pairs = {(pair.stage, pair.microbatch): pair for pair in actions if pair.parts}
         self.runs = True

@@ -81,8 +81,8 @@ class Engine:
     def __init__(self, micro_batches: int, tensors: int = 1) -> None:
         world = dist.get_world_size()
         self.stage_id, self.micro_batches, self.tensors = dist.get_rank(), micro_batches, tensors
-        self.first, self.steps = True, 0
-        topology = SimpleNamespace(get_axis_names=lambda: ["pipe", "data"])
+        self.sends_shape, self.receives_shape, self.steps = True, True, 0
+        topology = SimpleNamespace(get_axis_names=lambda: ["data", "pipe", "other"])
         sizes = {"pipe_parallel_size": world, "data_parallel_size": 1, "model_parallel_size": 1}
         self.grid = SimpleNamespace(
             **sizes,
@@ -106,19 +106,22 @@ class Engine:
                 MethodType(self._INSTRUCTION_MAP[type(command)], self)(**command.kwargs)
 
     def _send_tensor_meta(self, buffer: Any, recv_stage: int) -> None:
-        self.p2p.send(torch.zeros(4), recv_stage)
+        self.p2p.send(torch.zeros(4), dest_stage=recv_stage)
 
     def _recv_tensor_meta(self, send_stage: int) -> None:
-        self.p2p.recv(torch.zeros(4), send_stage)
+        self.p2p.recv(torch.zeros(4), src_stage=send_stage)
 
     def exec_sendactivation(self, buffer_id: int) -> None:
-        if self.first:
-            self.first = False
+        if self.sends_shape:
+            self.sends_shape = False
             self._send_tensor_meta(None, self.stage_id + 1)
         for _ in range(self.tensors):
             self.p2p.send(torch.zeros(2), self.stage_id + 1)
 
     def exec_recvactivation(self, buffer_id: int) -> None:
+        if self.receives_shape:
+            self.receives_shape = False
+            self._recv_tensor_meta(self.stage_id - 1)
         for _ in range(self.tensors):
             self.p2p.recv(torch.zeros(2), self.stage_id - 1)
 

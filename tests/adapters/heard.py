@@ -23,12 +23,15 @@ class HeardRecorder:
     listening: bool = True
     communicating: bool = False
     step: int = 0
+    _ranges: list[Any] = field(default_factory=list)
+    """Kept: one that is left open would end with its last reference."""
 
     def mark(self, mark: Mark) -> Any:
-        return _heard(self, mark)
+        self._ranges.append(_heard(self, mark))
+        return self._ranges[-1]
 
     def span(self, kind: SpanKind, step: int) -> Any:
-        return _heard(self, SpanMark(kind, step))
+        return self.mark(SpanMark(kind, step))
 
 
 @contextmanager

@@ -48,11 +48,12 @@ def test_every_op_and_message_has_its_microbatch_though_buffers_are_used_again(
             posted = session.words_of(P2PMark)
             assert len(posted) == len(set(posted))
             assert set(posted) == messages(stage, 4, 6)
-            assert session.words_of(ExchangeMark) == ([f"shape>{stage + 1}@16"] if stage < 3 and not step else [])
+            shapes = [f"shape<{stage - 1}@16"] * (stage > 0) + [f"shape>{stage + 1}@16"] * (stage < 3)
+            assert session.words_of(ExchangeMark) == ([] if step else shapes)
             assert session.words[-3:] == ["GRAD_SYNC", "GRAD_SYNC", "OPTIMIZER"]
             assert session.words.count("DATA") == (6 if stage in (0, 3) else 0)
         assert (session.num_passes, session.num_steps, engine.steps) == (2, 2, 2)
-    mesh = {"pp": 4, "dp": 1, "tp": 1, "cp": 1, "ep": 1, "vpp": 1, "order": "tp-cp-dp-pp"}
+    mesh = {"pp": 4, "dp": 1, "tp": 1, "cp": 1, "ep": 1, "vpp": 1, "order": "tp-cp-pp-dp"}
     assert session.described == [("deepspeed", plan, [0, 1, 2, 3], mesh)]
     assert set(axes.values()) == {"pp"}
     assert not session.recorder.open

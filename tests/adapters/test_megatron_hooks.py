@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from instrument.adapters.hooks import Hooks
 from instrument.adapters.install import Adapters
 from instrument.adapters.megatron_core import MegatronHooks
 from instrument.adapters.megatron_state import watch_gradients, watch_optimizers, watch_order
+from instrument.adapters.watched_pass import WatchedPass
 from instrument.adapters.works import Works
-from pptrace.marks import ExchangeMark
+from pptrace.marks import ExchangeMark, Link, Transfer
+from pptrace.schedule.actions import Action, Kind
 from tests.adapters import fake_megatron
 from tests.adapters.heard import HeardSession, alone_as
 
@@ -107,6 +112,7 @@ def test_shapes_that_are_sent_before_tensors_are_messages_without_a_microbatch(
 
     def step(model: Any, microbatch: int) -> torch.Tensor:
         p2p._communicate_shapes(torch.zeros(2), None, recv_prev=False, recv_next=True)
+        p2p._communicate_shapes(None, None, recv_prev=False, recv_next=False)
         return torch.zeros(2)
 
     with alone_as(1, 3):
@@ -114,6 +120,93 @@ def test_shapes_that_are_sent_before_tensors_are_messages_without_a_microbatch(
         run_pass(schedules, 3, step=step)
         p2p._communicate_shapes(torch.zeros(2), None, False, False)  # outside a pass
     assert session.words_of(ExchangeMark) == ["shape>2@24,shape<2@24"] * 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "waits"),
+    [
+        (lambda recv, send: {"send_next": send, "recv_prev": recv}, [(0, ["1RECV_F1"]), (1, ["1SEND_F0"])]),
+        (lambda recv, send: {"send_next": send, "recv_prev": None}, [(1, ["1SEND_F0"])]),
+        (lambda recv, send: [recv, send], [(0, ["1RECV_F1"]), (1, ["1SEND_F0"])]),
+        (lambda recv, send: [None, send], [(1, ["1RECV_F1", "1SEND_F0"])]),
+        (lambda recv, send: [None, None], []),
+        (lambda recv, send: None, []),
+    ],
+)
+def test_a_handle_carries_its_message_and_where_there_are_fewer_the_last_one_all(
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, answer: Callable[..., Any], waits: list[tuple[int, list[str]]]
+) -> None:
+    schedules = fake_megatron.install(monkeypatch, [("raise NotImplementedError", "return result")])
+    session, works, handles = HeardSession(), Works(hooks), [dist.Work(), dist.Work()]
+    p2p = sys.modules["megatron.core.pipeline_parallel.p2p_communication"]
+    vars(p2p)["result"] = answer(*handles)
+    watched: list[tuple[Any, list[str]]] = []
+
+    def watch(work: Any, carried: Any) -> None:
+        watched.append((work, [str(wait.transfer.action) for wait in carried]))
+
+    def step(model: Any, microbatch: int) -> torch.Tensor:
+        if microbatch == 0:
+            tensors = dict.fromkeys(("tensor_send_next", "tensor_recv_prev"), torch.zeros(2))
+            none = dict.fromkeys(("tensor_send_prev", "tensor_recv_next", "group"))
+            p2p._batched_p2p_ops(**tensors, **none, prev_pipeline_rank=0, next_pipeline_rank=2)
+        return torch.zeros(2)
+
+    monkeypatch.setattr(works, "watch", watch)
+    with alone_as(1, 3):
+        MegatronHooks(schedules, hooks, works, session)
+        run_pass(schedules, 3, step=step)
+    assert [(handles.index(work), actions) for work, actions in watched if work in handles] == waits
+
+
+@pytest.mark.parametrize("output", [torch.zeros(2), "loss"], ids=["tensor", "no tensor"])
+def test_a_backward_is_of_the_forward_whose_output_it_is_given_else_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, output: Any
+) -> None:
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+
+    def run_all(*, forward_step_func: Any, model: Any, num_microbatches: int, forward_only: bool = False) -> None:
+        made = [
+            schedules.forward_step(forward_step_func, None, model, num_microbatches, microbatch)[0]
+            for microbatch in range(num_microbatches)
+        ]
+        for one in reversed(made):
+            schedules.backward_step(None, one, None, None, None)
+
+    schedules.forward_backward_no_pipelining = run_all
+    with alone_as(0, 1):
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+        schedules.forward_backward_no_pipelining(
+            forward_step_func=lambda *_: copy.copy(output), model=fake_megatron.Model(), num_microbatches=2
+        )
+    assert session.words == ["0F0", "0F1", *(["0B0", "0B1"] if output == "loss" else ["0B1", "0B0"])]
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_forwards_that_name_no_microbatch_or_another_model_are_those_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, num_chunks: int
+) -> None:
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+    with alone_as(1, 3):
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+        hooked = schedules.forward_step
+        schedules.forward_step = lambda step, data, model, count, microbatch: hooked(
+            step, data, model if microbatch % 2 else None, count, None if microbatch % 3 else microbatch
+        )
+        run_pass(schedules, 6, num_chunks, group_size=3)
+    assert session.words == fake_megatron.expected(3, 1, 6, num_chunks)
+
+
+def test_outside_a_pass_nothing_is_named(hooks: Hooks) -> None:
+    session = HeardSession()
+    watched = WatchedPass(session, Works(hooks))
+    for _ in range(2):
+        watched.begin_op(Action(Kind.F, 0, 0))
+        assert watched.post([Transfer(Action(Kind.SEND_F, 0, 0), 1, 8)]) is None
+        with watched.exchange([Link(True, 1, 24)]):
+            assert session.words == []
+        watched.begin(None, 0)
+        watched.end()
 
 
 def test_a_forward_and_a_backward_that_overlap_are_a_pair(monkeypatch: pytest.MonkeyPatch, hooks: Hooks) -> None:
