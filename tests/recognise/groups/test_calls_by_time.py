@@ -72,16 +72,24 @@ def test_ranks_that_are_always_together_leave_the_group_open() -> None:
     assert found(calls, truth, DP_AND_TP) == 0
 
 
+@pytest.mark.parametrize("named", [{"group_ranks": "[0, 2]"}, {"group_id": "3"}])
+def test_calls_that_tell_their_group_tell_that_of_their_other_sides(named: dict[str, str]) -> None:
+    calls, _ = ran([[0, 2], [1, 3]], 4, 0, late_ns=0)
+    filled, _ = with_groups_by_time(calls | {2: calls[2].assign(**named)}, job(DP_AND_TP, 4), lambda _, other: True)
+    assert set(filled[0]["group_ranks"]) == {"", "[0, 2]"}
+
+
 def test_ranks_of_several_clocks_leave_the_group_open() -> None:
     calls, truth = ran([[0, 2], [1, 3]], 4, 0, 20_000_000)
     assert found(calls, truth, DP_AND_TP, one_clock=False) == 0
 
 
-def test_a_clock_that_contradicts_every_group_leaves_all_open() -> None:
+@pytest.mark.parametrize(("ranks", "off"), [((2, 3), SECOND), ((3,), SECOND // 5)])
+def test_a_clock_that_contradicts_every_group_of_a_call_leaves_all_open(ranks: tuple[int, ...], off: int) -> None:
     calls, truth = ran([[0, 2], [1, 3]], 4, 0, 20_000_000, turns=40)
     shifted = calls | {
-        rank: calls[rank].assign(start_ns=calls[rank]["start_ns"] + SECOND, end_ns=calls[rank]["end_ns"] + SECOND)
-        for rank in (2, 3)
+        rank: calls[rank].assign(start_ns=calls[rank]["start_ns"] + off, end_ns=calls[rank]["end_ns"] + off)
+        for rank in ranks
     }
     assert found(shifted, truth, DP_AND_TP) == 0
 
@@ -108,7 +116,7 @@ def test_the_other_side_of_a_call_may_be_in_one_group_alone() -> None:
     calls, truth = ran([[0, 1, 2], [0, 2]], 3, 0, 20_000_000)
     filled, _ = with_groups_by_time(calls, job([[0, 2]], 3), lambda _, other: True)
     assert set(filled[1]["group_ranks"]) == {""}
-    assert [group for group in filled[0]["group_ranks"] if group] != []
+    assert {"[0, 1, 2]", "[0, 2]"} < set(filled[0]["group_ranks"])
     assert all(group in ("", right) for group, right in zip(filled[0]["group_ranks"], truth[0], strict=True))
 
 

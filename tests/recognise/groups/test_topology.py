@@ -15,7 +15,7 @@ from pptrace.model.tables import CALLS
 from pptrace.model.traces import Category
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
-from pptrace.recognise.groups.topology import axis_of_description
+from pptrace.recognise.groups.topology import Chain, Group, axis_of_description, sizes_of
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.kernels_from_plan import match_calls
 from pptrace.recognise.messages.match import warn_unmatched
@@ -83,6 +83,19 @@ def test_every_listed_description_names_its_axis() -> None:
 )
 def test_descriptions_of_meshes_splits_and_strangers(description: str, axis: str) -> None:
     assert axis_of_description(description) == axis
+
+
+def test_data_parallelism_is_what_context_parallelism_leaves_of_both_together() -> None:
+    both, context = Group("1", "DATA_PARALLEL_GROUP_WITH_CP", (), 8), Group("2", "CONTEXT_PARALLEL_GROUP", (), 2)
+    assert sizes_of({both: "dp-cp", context: "cp"}, (), 16) == {"cp": 2, "dp": 4}
+    assert not {"cp", "dp"} & sizes_of({both: "dp-cp"}, (), 8).keys()
+
+
+def test_a_line_of_messages_has_two_ends() -> None:
+    edges = {(0, 1), (1, 2), (3, 2)}
+    assert Chain((0, 1, 2, 3), frozenset(edges), True).ends == {0, 3}
+    assert Chain((0, 1, 2, 3), frozenset(edges | {(3, 0)}), True).ends == set()
+    assert Chain((0, 1, 2, 3, 4), frozenset(edges | {(1, 4), (4, 2)}), True).ends == set()
 
 
 def groups_of(ranks: Sequence[Rank]) -> Groups:

@@ -27,7 +27,14 @@ ALL = [Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B]
 
 @pytest.mark.parametrize(
     ("peers", "expected"),
-    [((2, 0, 0, 2), True), ((-1, -1, -1, -1), True), ((1, 1, 1, 1), False), ((2, 0, 2, 0), False)],
+    [
+        ((2, 0, 0, 2), True),
+        ((-1, -1, -1, -1), True),
+        ((1, 1, 1, 1), False),
+        ((2, 0, 2, 0), False),
+        ((2, 0, 1, 2), False),
+        ((2, 0, 0, 3), False),
+    ],
 )
 def test_a_rank_with_one_stage_has_one_neighbour_on_each_side(peers: tuple[int, ...], expected: bool) -> None:
     messages = list(zip(ALL * 8, peers * 8, strict=True))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pptrace.model.traces import Category
 from pptrace.recognise.labels import read_label
+from pptrace.recognise.ops.infer_from_operators import messages_in_ranges
 from pptrace.recognise.ops.label_actions import LabelledActions, steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import Range, Ranges
 from pptrace.recognise.ops.label_steps import num_outside_steps
-from pptrace.schedule.actions import KINDS
+from pptrace.schedule.actions import KINDS, Kind
+from tests.support.synthetic import Event, make_trace
 
 
 def ranges(*named: tuple[str, int, int]) -> Ranges:
@@ -46,6 +49,18 @@ def test_a_range_of_a_step_that_was_written_twice_is_one_step() -> None:
     ]
     result = with_microbatches(steps_of_ranges(ranges(*twice, ("PP:0F0", 2, 5), ("PP:0F0", 22, 25))))
     assert ops_of(result) == [(0, "0F0"), (1, "0F0")]
+
+
+def test_a_message_is_of_the_op_around_it_in_its_thread() -> None:
+    calls = [("c10d::send", 7, 1), ("c10d::recv_", 2, 1), ("c10d::send", 8, 2), ("c10d::send", 12, 1)]
+    rows = [Event(Category.CPU_OP, name, start, start + 1, thread=thread) for name, start, thread in calls]
+    messages = messages_in_ranges(make_trace(rows).events, ranges(("PP:0F0", 0, 5), ("PP:0F1", 5, 10)), "torch")
+    found = [
+        (entry.start_ns, action.kind, action.microbatch)
+        for entry in messages.objects()
+        for action in entry.label.actions
+    ]
+    assert found == [(7, Kind.SEND_F, 1), (2, Kind.RECV_F, 0)]
 
 
 def test_ops_without_ranges_of_steps_are_all_kept() -> None:

@@ -45,6 +45,17 @@ def test_a_name_says_what_its_range_is(name: str, begin: int, kind_of_ops: str) 
     assert list(zip(found["kind"], found["step"], found["start_ns"], found["end_ns"], strict=True)) == expected
 
 
+def test_ranges_count_once_and_of_the_threads_that_train_but_all_stand_still_in_collections() -> None:
+    ranges = [("ProfilerStep#1", 100, 180, 1), ("Data loading", 110, 130, 1), ("get_batch", 112, 120, 1)]
+    ranges += [("get_batch", 140, 150, 2), ("gc.collect", 160, 170, 2)]
+    events = make_trace([Event(Category.ANNOTATION, name, *times, thread=at) for name, *times, at in ranges]).events
+    ops = table_of(OPS, named("kind step start_ns end_ns", [("F", 1, 135, 155)]), -1).assign(
+        clock="host", source="label"
+    )
+    found = with_named_ranges(ops, events, device_work(events)).iloc[1:]
+    assert list(zip(found["kind"], found["start_ns"], strict=True)) == [("GC", 160), ("DATA", 110)]
+
+
 def test_pauses_are_in_the_innermost_range_of_the_thread_that_trains() -> None:
     """Pauses of 2 ms: in an update, in the range around it, in a thread that only waits, and between two nodes of a backward."""
     ms, node = 1_000_000, "autograd::engine::evaluate_function: AddmmBackward0"
