@@ -168,7 +168,7 @@ def plan_of(schedule: Any, pp: int) -> Plan | None:
     try:
         if single is not None:
             return registry.build(single, pp, schedule._n_microbatches, 1) if single else None
-        if not isinstance(order, dict) or sorted(order) != list(range(pp)):
+        if not isinstance(order, dict) or order.keys() != set(range(pp)):
             return None
         rows = [
             [str(action) for action in order[rank] if action is not None and _is_compute(action)] for rank in range(pp)

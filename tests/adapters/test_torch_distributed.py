@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
+from instrument.adapters.torch_distributed import _FUNCTIONS
 from tests.adapters.distributed_cases import break_a_hook, compile_with_hooks, post_by_the_group, watch_everything
 from tests.support.pool import Pool
 
@@ -90,6 +95,24 @@ def test_what_a_hook_raises_takes_it_out_and_changes_nothing(pool: Pool) -> None
         assert any("hook of all_reduce raised RuntimeError: broken before" in line for line in lines)
         assert any("hook of broadcast raised RuntimeError: broken after" in line for line in lines)
         assert any("Observer raised RuntimeError: broken observer" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", _FUNCTIONS)
+def test_each_argument_stands_where_torch_has_it(name: str) -> None:
+    original = getattr(c10d, name, None) or getattr(dist, name, None)
+    if original is None:
+        pytest.skip("this torch lacks it")
+    try:
+        parameters = list(inspect.signature(original).parameters)
+    except ValueError:  # of C++
+        parameters = re.findall(r"(\w+): ", str(original.__doc__).partition("->")[0])
+    function = _FUNCTIONS[name]
+    for position, argument in [*function.tensors, *([function.root[:2]] if function.root else [])]:
+        assert parameters[position] == argument
+    assert parameters[function.group] in ("group", "process_group")
+    posts = name in ("isend", "irecv")
+    assert (function.is_async == -2) is posts
+    assert posts or "async_op" not in parameters or function.is_async == parameters.index("async_op")
 
 
 def test_a_compiled_collective_stays_one_graph(pool: Pool) -> None:

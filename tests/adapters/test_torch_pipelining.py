@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
+from torch.distributed.pipelining.schedules import _Action
 
+from instrument.adapters.hooks import Hooks
+from instrument.adapters.torch_pipelining import PipeliningHooks, plan_of
+from instrument.adapters.works import Works
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.actions import parse_action
+from pptrace.schedule.text import from_rows
 from pptrace.workflow.load import load
+from tests.adapters.heard import HeardSession
 from tests.adapters.pipelining_cases import train
 from tests.frameworks.torch_cases import SCHEDULES, TorchRun
 from tests.support.extent import ALL
@@ -40,6 +47,66 @@ def trained(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
         return Trained(folder, pool.run(train, run, str(folder), hooked, world=run.pp))
 
     return train_once
+
+
+class Stage:
+    """The methods of torch's stages; the last of two."""
+
+    stage_index, group_size, group_rank, group, is_last = 1, 2, 1, None, True
+
+    def forward_one_chunk(self, microbatch: int) -> None: ...
+
+    def backward_one_chunk(self, microbatch: int) -> None: ...
+
+    def perform_reduce_grad(self, scale: int) -> None: ...
+
+    def nothing(self, microbatch: int) -> list[Any]:
+        return []
+
+    backward_weight_one_chunk = get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = nothing
+
+
+class Schedule:
+    """A schedule of torch that runs a function."""
+
+    def __init__(self, run: Callable[[Stage], None], pipeline_order: Any = None) -> None:
+        self.run, self._stages, self.pipeline_order = run, [Stage()], pipeline_order
+
+    def step(self) -> None:
+        self.run(self._stages[0])
+
+    def _maybe_compute_loss(self) -> None: ...
+
+
+def test_an_op_ends_with_its_function_or_the_loss_and_gradients_are_reduced_behind_it(hooks: Hooks) -> None:
+    session, schedules = HeardSession(), ModuleType("schedules")
+    vars(schedules).update(_PipelineStageBase=Stage, _PipelineSchedule=Schedule, _batch_p2p=lambda ops: [])
+    vars(schedules).update(PipelineScheduleSingle=Schedule, PipelineScheduleMulti=type("Multi", (), {"step": None}))
+    PipeliningHooks(schedules, hooks, Works(hooks), session)
+    num_open: list[int] = []
+
+    def run(stage: Stage) -> None:
+        calls = (
+            partial(stage.forward_one_chunk, 0),
+            schedule._maybe_compute_loss,
+            partial(stage.backward_one_chunk, 0),
+        )
+        for call in (*calls, partial(stage.perform_reduce_grad, 1)):
+            call()
+            num_open.append(len(session.recorder.open))
+
+    schedule = Schedule(run)
+    schedule.step()
+    Stage().perform_reduce_grad(1)  # outside of a pass
+    assert session.words == ["1F0", "1B0", "GRAD_SYNC"]
+    assert num_open == [1, 0, 0, 0]
+
+
+def test_the_rows_of_a_plan_may_stand_in_any_order() -> None:
+    rows = {1: ["1F0", "1B0"], 0: ["0F0", None, "0B0"]}
+    order = {rank: [None if text is None else _Action.from_str(text) for text in row] for rank, row in rows.items()}
+    assert plan_of(Schedule(lambda _: None, order), 2) == from_rows([["0F0", "0B0"], ["1F0", "1B0"]], "custom")
+    assert plan_of(Schedule(lambda _: None, order), 3) is None
 
 
 LONGER = 4
