@@ -64,6 +64,7 @@ def _ways(pair: dist.ProcessGroup) -> dict[str, Callable[[], Any]]:
         "all_gather": lambda: funcol.all_gather_tensor(floats(4), 0, pair).wait(),
         "reduce_scatter": lambda: funcol.reduce_scatter_tensor(floats(8), "sum", 0, pair).wait(),
         "uneven": lambda: funcol.all_to_all_single(floats(6).reshape(3, 2), [own + 1] * 2, [1, 2], pair).wait(),
+        "sharded anew": lambda: torch.ops._dtensor.shard_dim_alltoall(floats(8).reshape(2, 4), 0, 1, pair.group_name),
         "broadcast": lambda: funcol.broadcast(floats(8), 1, pair).wait(),
         "coalesced": both_waited,
         "mesh": lambda: funcol.all_reduce(floats(8), "sum", (mesh, 1)).wait(),

@@ -42,6 +42,8 @@ def test_every_way_of_calling_is_seen_once_with_its_group_and_bytes(pool: Pool) 
         assert result["backward"] == (forward + [(event, "reduce_scatter", -1, 32, pair) for event in ORDER], True)
         rows = max(3, 2 * (rank % 2 + 1))  # sent and received
         assert result["uneven"] == ([(event, "all_to_all", -1, 8 * rows, pair) for event in ORDER], True)
+        at_once = [(event, "all_to_all", -1, 32, pair) for event in ("posted", "returned", "completed")]
+        assert result["sharded anew"] == (at_once, True)
         assert result["error"] == ["posted", "failed"]
         assert result["after the error"] == ["posted", "returned"]
         written, heard = result["silent"]
