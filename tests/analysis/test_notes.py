@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pptrace.analysis.notes import doubts_of_times, explain_nulls
+from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
 from pptrace.analysis.result import CommSummary, RankStep, StepReport
 from pptrace.analysis.shared_devices import SharedDevice
+from pptrace.analysis.steps.steps import without_impossible
 from pptrace.analysis.whole_run import Bubble, InDoubt, Stragglers, Waterfall
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceWork, LostKernels
@@ -18,6 +19,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, OPS, empty_table
 from pptrace.model.traces import OP_TABLE
+from pptrace.recognise.device.work import NO_DEVICE
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -417,6 +419,11 @@ def test_fields_that_are_null_are_listed_with_their_reasons() -> None:
     for run, step, starts in (
         (run_of(), STEP, ["what hosts cost the step", "peak memory", "what stragglers cost"]),
         (run_of(), with_memory, ["what hosts cost the step", "what stragglers cost"]),
+        (
+            run_of(),
+            replace(STEP, ranks=(with_memory.ranks[0], STEP.ranks[1])),
+            ["what hosts cost the step", "peak memory", "what stragglers cost"],
+        ),
         (run_of(), step_of(rank_step(0), fall=None), ["peak memory", "what stragglers cost"]),
         (
             run_of(),
@@ -431,6 +438,31 @@ def test_fields_that_are_null_are_listed_with_their_reasons() -> None:
     lines = lines_of(run_of(), [no_pipeline])
     assert lines[-1].startswith("not known: peak memory")
     assert len(those_with("no pipeline in these traces, and so no bubbles", lines)) == 1
+
+
+@pytest.mark.parametrize(
+    ("formats", "cure"),
+    [
+        ({"xplane"}, "profile from before the first step to after the last"),
+        ({"rocpd"}, "record calls of HIP"),
+        ({"kineto"}, "record CUDA runtime calls"),
+        ({"kineto", "xplane"}, "record CUDA runtime calls"),
+    ],
+)
+def test_why_devices_idled_is_told_by_a_recording_as_its_format_has_them(formats: set[str], cure: str) -> None:
+    idle = [replace(rank_step(rank), device=replace(NO_DEVICE, idle_ns=5)) for rank in (0, 1)]
+    (line,) = explain_unknown_idle([step_of(*idle)], (), {}, formats)
+    assert line.startswith("why the device was idle is not known of rank 0, 1: ")
+    assert f"was not recorded; {cure}" in line
+
+
+@pytest.mark.parametrize(("span", "is_impossible"), [(600, False), (599, True), (None, False)])
+def test_a_part_is_no_longer_than_its_step(span: int | None, is_impossible: bool) -> None:
+    steps = [replace(step_of(step=3, span=span), ideal_ns=600, causes=()), step_of(step=4)]
+    found, _, line = without_impossible(steps, ())
+    assert line.startswith("step 3: parts would be longer than the step") is is_impossible
+    assert [step.bubble.waterfall_ns for step in found] == [None if is_impossible else FALL, FALL]
+    assert found[0].ideal_ns == (None if is_impossible else 600)
 
 
 def test_ranks_that_share_a_device_are_named_and_others_are_not() -> None:

@@ -159,8 +159,8 @@ def _first_calls(calls: Slice, op: Int64) -> Int64:
     number = {text: code for code, text in enumerate(texts)}
     swapped = [UNKNOWN if not text else number.get(">".join(reversed(text.split(">"))), UNKNOWN) for text in texts]
     fits = np.array(swapped, dtype=np.int64)[of_splits[:-1]] == of_splits[1:]
-    is_open = np.array([not text for text in texts])[of_splits]
-    fits |= (is_open[:-1] | is_open[1:]) & (sizes[:-1] % 2 == 0)
+    is_open = np.array([not text for text in texts])[of_splits[:-1]]
+    fits |= is_open & (sizes[:-1] % 2 == 0)
     exchanged, gathered, scattered = (codes == kinds.index(kind) if kind in kinds else codes < 0 for kind in _CALLS)
     fits = np.where(exchanged[:-1] & exchanged[1:], fits, gathered[:-1] & scattered[1:]) & is_next
     nth = np.arange(len(fits)) - np.maximum.accumulate(np.where(fits, 0, np.arange(1, len(fits) + 1)))

@@ -9,7 +9,7 @@ from pptrace.analysis.experts.answer import ExpertsOfRun, report_experts
 from pptrace.analysis.experts.counts import RankCounts, TokenSizes, ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.exchanges import EXCHANGES, no_exchanges
 from pptrace.analysis.experts.loads import layer_loads, rank_loads
-from pptrace.analysis.experts.turns import with_model_stages
+from pptrace.analysis.experts.turns import forward_of_each, with_model_stages
 from pptrace.analysis.experts.waits import Waits
 from pptrace.sizes.expert_options import Dispatcher, ExpertOptions
 from pptrace.slices import Slice
@@ -58,6 +58,17 @@ def test_ranks_with_other_forwards_or_without_counts_are_not_compared() -> None:
         assert rows_and_ratios(GROUPS, counts) == {}
     assert ratios_of_layer(GROUPS, other, 1) is None
     assert rows_and_ratios(((0,), (1,)), counts_of(ROWS)) == {}  # a rank that has all experts
+    counts = {rank + 2: of_rank for rank, of_rank in counts_of(ROWS).items()}
+    assert rows_and_ratios(((0, 1), (2, 3)), counts) == {2: (56, 56 / 54), 3: (52, 52 / 54)}
+
+
+@pytest.mark.parametrize(("layers", "forward"), [(LAYERS, [0, 1, 2, 3]), ([0, 0, 0, 1], [-1] * 4)])
+def test_an_exchange_is_of_a_counted_forward_where_all_layers_are_those_that_were_counted(
+    layers: list[int], forward: list[int]
+) -> None:
+    columns = {"layer": np.tile(LAYERS, 2), "microbatch": np.tile([0, 0, 1, 1], 2)}
+    two_layers = Slice({**exchanges(0, 0, 0, 0).columns, **columns})
+    assert forward_of_each(two_layers, counts_of(ROWS, layers)).tolist() == forward * 2
 
 
 def test_rows_in_flight_are_not_known_where_the_calls_of_a_backward_are_not() -> None:

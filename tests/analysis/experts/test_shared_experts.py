@@ -40,6 +40,8 @@ def test_a_rank_computes_what_came_to_all_that_share_its_experts() -> None:
     assert rows_of([*FORWARD, *BACKWARD]) == [9, 8]
     assert rows_of([call for call in (*FORWARD, *BACKWARD) if call[0] == "ep"]) == [5, 7]
     assert rows_of([*(call for call in FORWARD if call[0] == "ep"), *BACKWARD]) == [5, 8]
+    once = [*FORWARD[:2], FORWARD[3], *BACKWARD[:2], BACKWARD[3]]
+    assert rows_of(once) == [9, 8], "an all-to-all along etp before the experts alone"
 
 
 def test_rows_are_not_known_where_the_calls_along_etp_do_not_tell_them() -> None:

@@ -211,6 +211,8 @@ def test_of_pairs_that_do_not_post_ahead_or_have_other_numbers_of_calls_nothing_
     assert not turns_of(op, waiting, ops)["in_turns"].any()
     of_pairs = np.isin(op, np.flatnonzero(ops["pair"] != ""))
     assert (turns_of(op, calls, ops)["in_turns"] == of_pairs).all()
+    begun_with_pair = ops.where(np.roll(np.arange(len(ops)), -5))
+    assert (turns_of((op - 5) % len(ops), calls, begun_with_pair)["in_turns"] == of_pairs).all()
     if of_pairs.any():
         without = np.delete(np.arange(len(op)), np.flatnonzero(of_pairs)[0])
         left = turns_of(op[without], calls.where(without), ops)

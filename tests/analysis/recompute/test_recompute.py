@@ -144,6 +144,15 @@ def test_a_layer_that_recomputes_today_tells_what_one_takes() -> None:
     assert "without recompute" in names
 
 
+@pytest.mark.parametrize(("weights_ms", "share"), [(80, 0.4), (0, 0.0), (200, 1.0), (201, None), (-1, None)])
+def test_ops_that_sleep_are_weights_for_the_part_of_a_backward_that_they_say(
+    weights_ms: int, share: float | None
+) -> None:
+    model = {"recompute": "none", "sleep_backward_ms": 200, "sleep_weight_ms": weights_ms}
+    ops = not_none(analysed(0, model).report.recompute).ops
+    assert [one.weights_ns for one in ops] == ([] if share is None else [share * 4 * STEPS * BACKWARD] * 2)
+
+
 def test_what_a_run_says_of_itself_counts_where_its_trace_does_not_tell() -> None:
     none, full, silent = (
         analysed(0, model).report.recompute for model in ({"recompute": "none"}, {"recompute": "full"}, None)

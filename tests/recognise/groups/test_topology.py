@@ -15,7 +15,16 @@ from pptrace.model.tables import CALLS
 from pptrace.model.traces import Category
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
-from pptrace.recognise.groups.topology import Chain, Group, axis_of_description, sizes_of
+from pptrace.recognise.groups.topology import (
+    Chain,
+    Group,
+    KeyedCalls,
+    axis_of_description,
+    call_keys,
+    chains_of,
+    edges_of,
+    sizes_of,
+)
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.kernels_from_plan import match_calls
 from pptrace.recognise.messages.match import warn_unmatched
@@ -96,6 +105,21 @@ def test_a_line_of_messages_has_two_ends() -> None:
     assert Chain((0, 1, 2, 3), frozenset(edges), True).ends == {0, 3}
     assert Chain((0, 1, 2, 3), frozenset(edges | {(3, 0)}), True).ends == set()
     assert Chain((0, 1, 2, 3, 4), frozenset(edges | {(1, 4), (4, 2)}), True).ends == set()
+
+
+def test_neighbours_that_train_send_both_ways() -> None:
+    edges = {(8, 1), (1, 8), (1, 2)}
+    (chain,) = chains_of({Group("1", "", (), -1): edges}, {}, (), {8, 1}, 9)
+    assert (chain.ranks, chain.edges, chain.is_whole) == ((1, 8), {(8, 1), (1, 8)}, True)
+
+
+def test_a_message_goes_from_the_rank_that_sends_it() -> None:
+    table = table_of(
+        CALLS, [{"kind": "send", "peer": 5, "group_id": "1"}, {"kind": "recv", "peer": 4, "group_id": "1"}], -1
+    )
+    keyed, group = KeyedCalls(table, *call_keys(3, table)), Group("1", "", (), -1)
+    (key,) = keyed.keys
+    assert edges_of({3: keyed}, {key: group}, {}) == {group: {(3, 5), (4, 3)}}
 
 
 def groups_of(ranks: Sequence[Rank]) -> Groups:

@@ -8,6 +8,7 @@ import pytest
 from pptrace.model.tables import OPS
 from pptrace.model.traces import Category
 from pptrace.recognise.device.work import device_work
+from pptrace.recognise.ops.host_compute import host_work
 from pptrace.recognise.ops.named_ranges import ranges_around, with_named_ranges
 from tests.support.synthetic import Event, make_trace
 from tests.support.tables import named, table_of
@@ -54,6 +55,16 @@ def test_ranges_count_once_and_of_the_threads_that_train_but_all_stand_still_in_
     )
     found = with_named_ranges(ops, events, device_work(events)).iloc[1:]
     assert list(zip(found["kind"], found["start_ns"], strict=True)) == [("GC", 160), ("DATA", 110)]
+
+
+def test_a_host_computes_in_operators_but_for_those_that_load_save_or_log_on_their_thread() -> None:
+    operators = [("aten::mm", 0, 9, 1), ("c10d::send", 10, 19, 1), ("aten::cat", 25, 30, 1), ("aten::cat", 28, 35, 2)]
+    ranges = [("get_batch", 20, 40, 1), ("logging", 50, 60, 1)]
+    events = [
+        Event(Category.CPU_OP, name, *times, thread=at) for name, *times, at in [*operators, ("aten::add", 55, 57, 1)]
+    ]
+    events += [Event(Category.ANNOTATION, name, *times, thread=at) for name, *times, at in ranges]
+    assert host_work(make_trace(events).events).tolist() == [[0, 9], [28, 35]]
 
 
 def test_pauses_are_in_the_innermost_range_of_the_thread_that_trains() -> None:
