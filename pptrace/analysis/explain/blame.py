@@ -144,8 +144,8 @@ def _charge_late_members(
     before -= before[first]
     total = held[waits.step[order], waits.row[order]]
     amount = np.empty_like(charged)
-    amount[order] = _part_of(charged[order], before + waits.ns[order], total) - _part_of(charged[order], before, total)
-    given, passed = _part_of(amount, waits.longer, waits.ns), waits.longer.copy()
+    amount[order] = part_of(charged[order], before + waits.ns[order], total) - part_of(charged[order], before, total)
+    given, passed = part_of(amount, waits.longer, waits.ns), waits.longer.copy()
     _add(charges["work"], cell, given)
     late = np.flatnonzero(waits.ns > waits.longer)
     first_hop = walks.first(cell[late], times.start.take(cell[late]))
@@ -157,13 +157,13 @@ def _charge_late_members(
             ("work", hop.source, hop.work),
         ):
             passed[wait] = np.minimum(passed[wait] + length, waits.ns[wait])
-            part = _part_of(amount[wait], passed[wait], waits.ns[wait]) - given[wait]
+            part = part_of(amount[wait], passed[wait], waits.ns[wait]) - given[wait]
             given[wait] += part
             _add(charges[to], at, part)
     _add(charges["idle"], cell, amount - given)
 
 
-def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
+def part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
     """``amount · part / whole``, rounded down: never less for a larger part, and all of it for the whole."""
     divisor = np.maximum(whole, 1)
     part = np.minimum(part, divisor)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from pptrace.analysis.explain.blame import part_of
 from pptrace.analysis.explain.inner_waits import InnerWaits
 from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.matrix.step_matrix import StepMatrix
@@ -189,14 +190,14 @@ def causes_of_windows(
     if INNER in added and len(waits.ns):
         on = np.where(on_path > 0, inner, 0)
         waited = np.minimum(waits.sums(times.start.shape)[chosen], on).sum(axis=1)
-        added[_WAITING] = part_of(added[INNER], waited, on.sum(axis=1))
+        added[_WAITING] = part_of(added[INNER], waited, np.maximum(on.sum(axis=1), 1))
         added[INNER] = added[INNER] - added[_WAITING]
         of_windows = late_members(waits, excess, times)
         by_late_rank = [of_windows[window] for window in chosen.tolist()]
         usual, rest = (
             np.array([sum(by_rank.values()) for by_rank in each]) for each in zip(*by_late_rank, strict=True)
         )
-        added[_SLOW] = part_of(added[_WAITING], usual, usual + rest)
+        added[_SLOW] = part_of(added[_WAITING], usual, np.maximum(usual + rest, 1))
         added[_WAITING] = added[_WAITING] - added[_SLOW]
     late_ranks += group_sums(host, table.rank, table.pp)  # of all ops: hosts that are slow alike are no rank's fault
     weights = _weights([times.windows[window].ranks for window in chosen.tolist()], table, levels, on_path, late_ranks)
@@ -353,9 +354,3 @@ def in_proportion(ns: int, weights: Sequence[int]) -> list[int]:
     missing = ns - sum(part for part, _ in divided)
     up = sorted(range(len(weights)), key=lambda index: (-divided[index][1], index))[:missing]
     return [part + (index in up) for index, (part, _) in enumerate(divided)]
-
-
-def part_of(amount: Int64, part: Int64, total: Int64) -> Int64:
-    """``amount · part / total``, rounded down; 0 of nothing."""
-    share = np.divide(part, total, out=np.zeros(len(total)), where=total > 0)
-    return np.floor(amount * share).astype(np.int64)

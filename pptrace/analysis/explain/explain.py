@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.explain.blame import charge_bubbles, typical_of
+from pptrace.analysis.explain.blame import charge_bubbles, part_of, typical_of
 from pptrace.analysis.explain.causes import causes_of_windows
 from pptrace.analysis.explain.critical_path import Bindings, bindings_of, critical_paths
 from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits, no_inner_waits
@@ -33,7 +33,7 @@ from pptrace.schedule.actions import KINDS
 from pptrace.schedule.message_graph import Graph, Messaging, make_graph
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.slices import group_sums, slice_of
+from pptrace.slices import Slice, group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
 
@@ -80,15 +80,19 @@ def explanation_tasks(
 
     ``graph`` is that of the way in which the run's messages hold up ranks, ``routing`` is what equal rows of experts change.
     """
-    comms = slice_of(data.comms)
-    inner = comms.where(is_inner(comms) & (comms["axis"] != "pp") & (comms["step"] >= 0))
-    by_axis = inner.by("axis") if len(inner) else {}
-    axes = {axis: int((rows["end_ns"] - rows["start_ns"]).sum()) for axis, rows in by_axis.items()}
+    axes = inner_time_by_axis(slice_of(data.comms))
     size = sum(map(len, steps)) * len(table)
     num_ranks = len({rank for windows in steps for window in windows for rank in window.ranks})
     are_few = size < max(_LEAST_SHARED, _LEAST_SHARED_OF_RANK * num_ranks)
     parts = _parts(table, steps, size if are_few else max(_LEAST_CELLS, size // _MOST_PARTS))
     return [partial(_explain_together, table, steps[first:last], data, axes, graph, routing) for first, last in parts]
+
+
+def inner_time_by_axis(comms: Slice) -> dict[str, int]:
+    """The time of the communication that is a part of ops in steps, but for the pipeline's own, by its axis, ns."""
+    inner = comms.where(is_inner(comms) & (comms["axis"] != "pp") & (comms["step"] >= 0))
+    by_axis = inner.by("axis") if len(inner) else {}
+    return {axis: int((rows["end_ns"] - rows["start_ns"]).sum()) for axis, rows in by_axis.items()}
 
 
 def _explain_together(
@@ -189,9 +193,8 @@ def _blames(
     by_kind = group_sums(charges["work"], table.kind.astype(np.int64), len(KINDS))
     others = {name: charges[name].sum(axis=1) for name in ("transfer", "idle", "wait")}
     # the host's part of what is charged to idle times, in proportion, rounded down
-    idle, charged = times.start - bindings.ready - bindings.moving, charges["idle"]
-    of_host = np.floor(charged * (np.minimum(host_before, idle) / np.maximum(idle, 1))).astype(np.int64)
-    of_host = np.minimum(of_host, charged).sum(axis=1)
+    idle = times.start - bindings.ready - bindings.moving
+    of_host = part_of(charges["idle"], np.minimum(host_before, idle), np.maximum(idle, 1)).sum(axis=1)
     inside = np.minimum(times.host, charges["wait"]).sum(axis=1)
     blames: list[Blame | None] = []
     for number, size in enumerate(sizes):

@@ -39,6 +39,12 @@ def passes(forwards: int, again: bool = False) -> Int64 | None:
     return passes_of(own, np.arange(len(own)) % forwards - (forwards > 1), 1)
 
 
+def test_passes_of_forwards_with_two_backwards_are_not_known() -> None:
+    twice = Slice({name: np.array(values) for name, values in (("backward", [0, 1, 1]), ("again", [0, 0, 0]))})
+    assert passes_of(twice, np.zeros(3, dtype=np.int64), 1) is None
+    assert not_none(passes(1)).tolist() == [2]
+
+
 @pytest.mark.parametrize("etp", [1, 2])
 @pytest.mark.parametrize("dispatcher", ["all-to-all", "padded", "all-gather"])
 def test_bytes_by_counts_are_those_of_the_calls_of_tokens(dispatcher: str, etp: int) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pptrace.analysis.explain.blame import _part_of, charge_bubbles, typical_of
+from pptrace.analysis.explain.blame import charge_bubbles, part_of, typical_of
 from pptrace.analysis.explain.critical_path import bindings_of, critical_paths
+from pptrace.analysis.explain.explain import _blames
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE
 from tests.analysis.explain.op_by_op import (
@@ -93,7 +94,32 @@ def test_the_parts_of_a_critical_path_are_those_of_its_hops() -> None:
 @example(7, 0, 0)
 def test_a_part_of_an_amount_is_rounded_down_however_large_it_is(amount: int, part: int, whole: int) -> None:
     columns = (np.array([value], dtype=np.int64) for value in (amount, part, whole))
-    assert _part_of(*columns).tolist() == [amount if part >= whole else amount * part // whole]
+    assert part_of(*columns).tolist() == [amount if part >= whole else amount * part // whole]
+
+
+def test_of_idle_time_and_waits_that_are_blamed_hosts_have_the_part_in_which_they_were_late() -> None:
+    num_of_hosts = 0
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        times = random_times(rng)
+        bindings, waits = bindings_of(times), random_waits(rng, times)
+        before = np.array([[rng.randint(0, 15) for _ in range(len(times.table))] for _ in range(WINDOWS)])
+        charges = charge_bubbles(times, bindings, typical_of(times, bindings, waits), waits)
+        for step, blame in enumerate(_blames(times, bindings, waits, np.arange(WINDOWS), [1] * WINDOWS, before)):
+            expected = {name: int(charges[name][step].sum()) for name in ("transfer", "idle", "wait")}
+            hosts = 0
+            for row in range(len(times.table)) if times.knows_host[step] else ():
+                here = step, row
+                idle = int(times.start[here] - bindings.ready[here] - bindings.moving[here])
+                late = int(charges["idle"][here]) * min(int(before[here]), idle) // max(idle, 1)
+                inside = min(int(times.host[here]), int(charges["wait"][here]))
+                expected["idle"], expected["wait"] = expected["idle"] - late, expected["wait"] - inside
+                hosts += late + inside
+            expected |= {"host": hosts} if times.knows_host[step] else {}
+            assert blame is not None
+            assert {name: ns for name, ns in blame.by_kind.items() if name in (*expected, "host")} == expected, seed
+            num_of_hosts += hosts > 0
+    assert num_of_hosts > 4
 
 
 def test_bubbles_are_charged_as_one_by_one() -> None:

@@ -7,13 +7,16 @@ import pytest
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain import explain
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, step_times
+from pptrace.model.tables import COMMS
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
+from pptrace.slices import slice_of
 from pptrace.workflow.analyse import Analysis
 from tests.support.analysed import analyse
 from tests.support.optional import not_none
 from tests.support.synthetic import record, without
+from tests.support.tables import table_of
 
 
 def analysed(lacking: int | None = None) -> Analysis:
@@ -67,3 +70,12 @@ def test_where_a_rank_has_no_trace_nobody_is_blamed_and_the_other_pipeline_is_ex
     for step in analysed(lacking=1).report.steps:
         assert step.blame is None
         assert sum(not_none(step.critical_path).parts.values()) == not_none(step.critical_path).span_ns == step.span_ns
+
+
+def test_communication_inside_ops_is_told_by_its_axis() -> None:
+    """Not that of the pipeline, of a microbatch (as a message is) or of no step."""
+    own = {"axis": "tp", "kind": "all_reduce", "step": 0, "microbatch": -1, "start_ns": 5, "end_ns": 15}
+    others = ({"axis": "pp"}, {"axis": "pp", "kind": "send"}, {"microbatch": 0}, {"step": -1})
+    comms = table_of(COMMS, [own, own, own | {"axis": "cp"}, *(own | other for other in others)])
+    assert explain.inner_time_by_axis(slice_of(comms)) == {"tp": 20, "cp": 10}
+    assert explain.inner_time_by_axis(slice_of(comms[3:])) == {}

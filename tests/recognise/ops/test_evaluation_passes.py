@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pptrace.model.traces import Category
 from pptrace.recognise.rank import recognise_rank
@@ -58,6 +59,16 @@ def test_a_pass_whose_backwards_hold_nothing_is_evaluation_and_no_step() -> None
     assert shown(rank) == [(0, "F"), (0, "B"), (1, "F"), (1, "B")]
     assert set(rank.comms.groupby("step").size()) == {4}
     assert any("1 of 3 passes" in line for line in rank.warnings)
+
+
+def test_kernels_alone_tell_an_evaluation_too() -> None:
+    events: list[Event] = []
+    for number, event in enumerate([*trained(0), *evaluated(2000), *trained(4000)]):
+        computes = event.category is Category.CPU_OP and not event.name.startswith("c10d::")
+        launch = replace(event, category=Category.RUNTIME, name="cudaLaunchKernel", correlation=number)
+        kernel = Event(Category.KERNEL, "gemm", event.end, event.end + 5, 0, 7, correlation=number)
+        events += [launch, kernel] if computes else [event]
+    assert shown(recognise_rank(make_trace(events))) == [(0, "F"), (0, "B"), (1, "F"), (1, "B")]
 
 
 def test_an_evaluation_in_the_range_of_a_step_doubles_none_of_its_ops() -> None:

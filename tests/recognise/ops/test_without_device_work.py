@@ -75,6 +75,13 @@ def test_where_others_of_its_kind_have_kernels_they_may_be_lost() -> None:
     assert ("0I0", 130, 150) in shown(rank)
 
 
+def test_where_no_op_launches_anything_they_come_between_the_work_around_them() -> None:
+    rank = first_stage("0I0 0I1")
+    for launch, start in ((50, 1000), (170, 1100)):
+        rank.kernel(GEMM, launch, start, start + 100, stream=COMPUTE_STREAM)
+    assert shown(rank) == [("0I0", 1100, 1100), ("0I1", 1100, 1100)]
+
+
 def test_where_no_compute_follows_device_events_may_end_early() -> None:
     assert ("0I1", 190, 210) in shown(first_stage("7F0 0W0 7F1 0I1"))
 
