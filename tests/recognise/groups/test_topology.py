@@ -23,6 +23,7 @@ from pptrace.recognise.groups.topology import (
     call_keys,
     chains_of,
     edges_of,
+    exchanges,
     sizes_of,
 )
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
@@ -111,6 +112,22 @@ def test_neighbours_that_train_send_both_ways() -> None:
     edges = {(8, 1), (1, 8), (1, 2)}
     (chain,) = chains_of({Group("1", "", (), -1): edges}, {}, (), {8, 1}, 9)
     assert (chain.ranks, chain.edges, chain.is_whole) == ((1, 8), {(8, 1), (1, 8)}, True)
+
+
+def test_an_exchange_goes_both_ways_at_once_between_two_or_one_way_around() -> None:
+    """Of three ranks that send both ways, as a pipeline's in its middle, it is none."""
+    rows = [{"kind": kind, "group_id": "1", "start_ns": 5, "stream": 7, "clock": "device"} for kind in ("send", "recv")]
+    table = table_of(CALLS, rows, -1)
+    keyed, group = KeyedCalls(table, *call_keys(0, table)), Group("1", "", (), -1)
+    for pairs, is_exchange in (
+        ({(0, 1), (1, 0)}, True),
+        ({(0, 1), (1, 2), (2, 0)}, True),
+        ({(0, 1), (1, 0), (1, 2)}, False),
+    ):
+        assert (exchanges({0: keyed}, {keyed.keys[0]: group}, {group: pairs}) == {group}) is is_exchange
+    alone = KeyedCalls(table.iloc[:1], *call_keys(0, table.iloc[:1]))
+    assert not exchanges({0: alone}, {keyed.keys[0]: group}, {group: {(0, 1), (1, 0)}})
+    assert [of.is_named for of in (group, Group("", "", (0, 1), 2), Group("", "x", (), 2))] == [True, True, False]
 
 
 def test_a_message_goes_from_the_rank_that_sends_it() -> None:

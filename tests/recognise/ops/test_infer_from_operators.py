@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
+from pptrace.model.traces import Category, Events
+from pptrace.recognise.ops.infer_from_operators import (
+    Segment,
+    SegmentKind,
+    _segments,
+    has_optimizer_ranges,
+    infer_ops,
+    with_microbatches,
+)
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import recognise_run
 from tests.roundtrip.styles import LEAD, Host, TorchBatched, TorchOneFOneB
 from tests.support.found_ops import cells, planned
-from tests.support.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, run_on_paper
+from tests.support.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, make_trace, run_on_paper
 
 RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
 
@@ -64,3 +75,40 @@ def test_forwards_of_an_evaluation_between_steps_are_not_counted() -> None:
     for rank in range(RUN.plan.pp):
         for step in (4, 5):
             assert cells(run, rank, step) == planned(RUN.plan, rank)
+
+
+KINDS = {
+    **{"F": SegmentKind.FORWARD, "B": SegmentKind.BACKWARD, "O": SegmentKind.OPTIMIZER},
+    **{"s": SegmentKind.SEND, "r": SegmentKind.RECV},
+}
+
+
+def test_messages_have_the_microbatch_of_the_op_before_a_send_or_behind_a_receive() -> None:
+    segments = [Segment(KINDS[kind], 10 * at, 10 * at + 5) for at, kind in enumerate("srFssrFsrBsrBsrOrFrBs")]
+    found = [f"{action.kind}{action.microbatch}" for _, action in with_microbatches(segments)]
+    first = "RECV_F0 F0 SEND_F0 SEND_F0 RECV_F1 F1 SEND_F1 RECV_B0 B0 SEND_B0 RECV_B1 B1 SEND_B1"
+    assert " ".join(found) == f"{first} RECV_F0 F0 RECV_B0 B0 SEND_B0"
+
+
+def events_of(*named: tuple[str, int]) -> Events:
+    """Operators of one thread, one after another: so many of each name."""
+    names = [name for name, count in named for _ in range(count)]
+    return make_trace(
+        [Event(Category.CPU_OP, name, 10 * at, 10 * at + 5, thread=MAIN_THREAD) for at, name in enumerate(names)]
+    ).events
+
+
+@pytest.mark.parametrize(("behind", "word"), [(0, "high"), (8, "low")])
+def test_confidence_is_low_where_most_operators_lie_in_no_op(behind: int, word: str) -> None:
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    calls = [("c10d::recv_", 1), ("aten::mm", 2), ("c10d::send", 1), ("c10d::recv_", 1), (node, 2), ("c10d::send", 1)]
+    (line,) = infer_ops(events_of(*calls, ("aten::zero_", behind))).evidence
+    assert f"({word} confidence)" in line
+
+
+def test_operators_that_launch_kernels_of_optimizers_are_optimizers_where_no_range_says_so() -> None:
+    events = events_of(("aten::mm", 1), ("aten::_foreach_add_", 2), ("aten::mm", 1))
+    kinds = [segment.kind for segment in _segments(events, MAIN_THREAD, [(12, 24)])]
+    assert kinds == [KINDS[kind] for kind in "FOOF"]
+    assert not has_optimizer_ranges(events)
+    assert has_optimizer_ranges(events_of(("aten::mm", 1), ("Optimizer.step#SGD.step", 1)))
