@@ -11,10 +11,13 @@ import pytest
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.report.tiles.bars import Place, aligned_at, bar_at
+from pptrace.report.tiles.journey import journey
 from pptrace.report.tiles.layout import layout_of
-from pptrace.report.tiles.measured import COMM_CLASSES, COMMS, OPS, comms_table
-from pptrace.report.tiles.replayed import PLANNED
+from pptrace.report.tiles.measured import COMM_CLASSES, COMMS, OPS, PHASES, comms_table
+from pptrace.report.tiles.replayed import PLANNED, ranks_of
 from pptrace.report.tiles.timeline import MEASURED, Timeline
+from pptrace.schedule.registry import build
+from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 
@@ -51,6 +54,36 @@ def test_a_bar_is_found_by_its_place_and_by_no_other(timeline: Timeline, analysi
         bar_at(timeline, Place("nothing", 0, OPS, 2, 0, start))
 
 
+def test_bars_of_phases_are_those_of_the_report(timeline: Timeline, analysis: Analysis) -> None:
+    back = timeline.measured["back"]
+    for index, rank in enumerate(analysis.report.steps[1].ranks):
+        tracks = [track for track in back.tracks.of_rank[index].tolist() if back.tracks.lane[track] == PHASES]
+        bars = {
+            (int(back.tracks.start[row]) + timeline.origin_ns, int(back.tracks.length[row]))
+            for track in tracks
+            for row in range(*back.tracks.ptr[track : track + 2].tolist())
+        }
+        lengths = {(phase.start_ns, phase.end_ns - phase.start_ns) for phase in rank.phases.values()}
+        assert {bar for bar in lengths if bar[1]} <= bars
+
+
+def test_messages_of_a_journey_are_late_behind_the_planned_end_of_the_op_that_sends_them(timeline: Timeline) -> None:
+    planned = {(hop["what"], hop["stage"]): hop["end_ns"] for hop in journey(timeline, PLANNED, 2, 0, 5)}
+    messages = [hop for hop in journey(timeline, MEASURED, 2, 0, 5) if hop["what"] in ("send", "recv")]
+    assert len(messages) == 2 * 2 * 3
+    for hop in messages:
+        away = 0 if hop["what"] == "send" else -1 if hop["direction"] == "F" else 1
+        at = hop["start_ns"] if hop["what"] == "send" else hop["end_ns"]
+        assert hop["late_ns"] == at - planned[hop["direction"], hop["stage"] + away]
+
+
+def test_a_plan_is_drawn_on_the_ranks_of_its_pipeline_if_it_has_as_many() -> None:
+    mesh = MeshInfo(4, 2, 1, 1, 1, 2, 1, pipelines=((0, 2), (1, 3)))
+    window = StepWindow(0, (1, 3), 0, 9)
+    assert ranks_of(window, build("1f1b", 2, 4), mesh) == (1, 3)
+    assert ranks_of(window, build("1f1b", 3, 4), mesh) == (0, 1, 2)
+
+
 @pytest.mark.parametrize("kind", ["F", "B"])
 def test_every_rank_is_shifted_to_the_chosen_ops_start(kind: str, timeline: Timeline, analysis: Analysis) -> None:
     ops = analysis.data.ops
@@ -78,7 +111,7 @@ def test_ranks_without_the_chosen_message_are_named(timeline: Timeline, analysis
 
 def test_members_of_a_collective_have_that_one_and_others_the_one_of_the_same_order() -> None:
     """Rank 1 has no trace of the first collective of its group; rank 2 is in no group with the chosen one."""
-    rows = [(0, 10, 7), (0, 50, 8), (1, 58, 8), (2, 13, -1), (2, 71, -1)]
+    rows = [(0, 10, 0), (0, 50, 8), (1, 58, 8), (2, 13, -1), (2, 71, -1)]
     comms = pd.DataFrame(rows, columns=["rank", "start_ns", "match"])
     comms = comms.assign(step=0, kind="all_reduce", axis="dp", direction="", stage=-1, microbatch=-1)
     comms = comms.assign(peer=-1, bytes=4, end_ns=comms["start_ns"] + 5)

@@ -10,17 +10,21 @@ import numpy as np
 import pytest
 
 from dashboards.app import create_app
+from pptrace.model.tables import COMMS
 from pptrace.model.traces import Category, Events
+from pptrace.report.tiles import sums
 from pptrace.report.tiles.bars import Place, bar_at
 from pptrace.report.tiles.cut import Range
 from pptrace.report.tiles.details import details
 from pptrace.report.tiles.events import EVENTS, describe_lanes, events_table, events_tile
+from pptrace.report.tiles.measured import comms_table
 from pptrace.report.tiles.search import search
 from pptrace.report.tiles.sums import sums_of
 from pptrace.report.tiles.timeline import MEASURED, Timeline
 from pptrace.workflow.events import events_of_rank, has_events
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
+from tests.support.tables import table_of
 from tests.support.tile import sections_of
 
 
@@ -186,9 +190,41 @@ def test_sums_of_a_range_are_the_parts_of_bars_in_it(timeline: Timeline) -> None
         if back.lanes[back.tracks.lane[track]] == "gaps"
         for rows in [slice(*back.tracks.ptr[track : track + 2].tolist())]
     )
+    assert sums_of(timeline, MEASURED, 0, (1,), (0, 1), begin, end) == sums_of(
+        timeline, MEASURED, 0, (1,), (1,), begin, end
+    )
+    with pytest.raises(LookupError):
+        sums_of(timeline, "nothing", 0, (1,), (1,), begin, end)
     of_ops = sum(whole.get(("Ops", name), 0) for name in ("Forward", "Backward"))
     states = sum(ns for (title, _), ns in whole.items() if title == titles[1])
     assert of_ops + states - gaps == pytest.approx(end - begin, abs=2)
+
+
+def test_more_names_than_are_listed_are_counted(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges = [time - timeline.origin_ns for time in timeline.spans[3]]
+    counts = [len(section["rows"]) for section in sums_of(timeline, MEASURED, 0, (1,), (), *edges)]
+    monkeypatch.setattr(sums, "_MOST_NAMES", 2)
+    few = [(len(section["rows"]), section["more"]) for section in sums_of(timeline, MEASURED, 0, (1,), (), *edges)]
+    assert few == [(min(count, 2), max(count - 2, 0)) for count in counts]
+    assert {more > 0 for _, more in few} == {False, True}
+
+
+def test_what_is_no_transfer_of_a_matched_call_is_waiting() -> None:
+    """From 10 to 60, of which 30 to 50 move; the same of a call whose other side is not known."""
+    times = {"start_ns": 10, "end_ns": 60, "transfer_start_ns": 30, "transfer_end_ns": 50}
+    of_both = [
+        {"rank": 0, "step": 0, "kind": "send", "axis": axis, "match": match} for axis, match in (("pp", 0), ("cp", -1))
+    ]
+    table = comms_table(table_of(COMMS, [of_one | times for of_one in of_both]), {0: 0}, 0)
+    for begin, end, ns, waits_ns in ((0, 100, 50, 30), (20, 45, 25, 10), (12, 20, 8, 8)):
+        found = sums._of_comms(table, (0,), begin, end).set_index("name")
+        assert found["ns"].to_dict() == {"send (pp)": ns, "send (cp)": ns}
+        assert found["waits_ns"].to_dict() == {"send (pp)": waits_ns, "send (cp)": 0}
+
+
+def test_a_thread_may_have_the_number_0_and_events_of_none_are_not_drawn() -> None:
+    rows = [(Category.CPU_OP, "here", 0, -1, 5, 2), (Category.CPU_OP, "nowhere", -1, -1, 6, 2)]
+    assert events_table(events_at(*rows), 0, 0).tracks.start.tolist() == [5]
 
 
 def test_the_routes_answer_for_ranks_with_events_alone() -> None:
@@ -200,8 +236,8 @@ def test_the_routes_answer_for_ranks_with_events_alone() -> None:
     assert lanes[0]["name"] == "stream 7"
     assert client.get(f"/timeline-data/events/{token}/1/20/-1").status_code == 200, "before the first op"
     assert client.get(f"/timeline-data/lanes/{token}/4").status_code == 404
-    sums = client.get(f"/timeline-data/sums/{token}/measured/0/0/2000000000?ranks=0.2&events=0.9").get_json()
-    assert [section["title"] for section in sums][:3] == ["Ops", "Without compute in an op", "Communication"]
+    answer = client.get(f"/timeline-data/sums/{token}/measured/0/0/2000000000?ranks=0.2&events=0.9").get_json()
+    assert [section["title"] for section in answer][:3] == ["Ops", "Without compute in an op", "Communication"]
     counts = [len(depths) for depths in about["tables"]["comms"]["depthsOfRanks"]]
     assert counts == [len(about["tables"]["comms"]["lanes"])] * 4
 
