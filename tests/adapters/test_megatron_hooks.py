@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from instrument.adapters.hooks import Hooks
 from instrument.adapters.install import Adapters
-from instrument.adapters.megatron_core import MegatronHooks
+from instrument.adapters.megatron_core import MegatronHooks, Run
+from instrument.adapters.megatron_plans import PassShape
 from instrument.adapters.megatron_state import watch_gradients, watch_optimizers, watch_order
-from instrument.adapters.watched_pass import WatchedPass
+from instrument.adapters.watched_pass import TransferWait, WatchedPass
 from instrument.adapters.works import Works
 from pptrace.marks import ExchangeMark, Link, Transfer
 from pptrace.schedule.actions import Action, Kind
@@ -195,6 +196,25 @@ def test_forwards_that_name_no_microbatch_or_another_model_are_those_of_the_plan
         )
         run_pass(schedules, 6, num_chunks, group_size=3)
     assert session.words == fake_megatron.expected(3, 1, 6, num_chunks)
+
+
+def test_messages_that_no_op_needs_have_no_action() -> None:
+    run = Run(PassShape(2, 2, 2, 2), 1, ())
+    received = [run.message(Kind.RECV_F) for _ in range(6)]
+    assert [None if action is None else str(action) for action in received] == [
+        *("1RECV_F0", "1RECV_F1", "3RECV_F0", "3RECV_F1", None, None)
+    ]
+
+
+def test_a_wait_is_one_range_however_often_it_is_asked_for_and_of_none_while_nobody_listens() -> None:
+    session = HeardSession()
+    wait = TransferWait(session.recorder, Transfer(Action(Kind.SEND_F, 0, 0), 1, 8), 0)
+    for listens in (True, True, False):
+        session.recorder.listening = listens
+        wait.waiting()
+    wait.completed()
+    wait.waiting()
+    assert (session.words, session.recorder.open) == (["wait 0SEND_F0"], [])
 
 
 def test_outside_a_pass_nothing_is_named(hooks: Hooks) -> None:

@@ -211,6 +211,9 @@ def test_of_pairs_that_do_not_post_ahead_or_have_other_numbers_of_calls_nothing_
     assert not turns_of(op, waiting, ops)["in_turns"].any()
     of_pairs = np.isin(op, np.flatnonzero(ops["pair"] != ""))
     assert (turns_of(op, calls, ops)["in_turns"] == of_pairs).all()
+    assert not turns_of(op, waiting, ops)["is_mixed"].any()
+    follow = Slice({**calls.columns, "asked_ns": np.append(calls["start_ns"][1:], calls["asked_ns"][-1:])})
+    assert not turns_of(op, follow, ops)["is_mixed"].any(), "each is waited for when the next one starts"
     begun_with_pair = ops.where(np.roll(np.arange(len(ops)), -5))
     assert (turns_of((op - 5) % len(ops), calls, begun_with_pair)["in_turns"] == of_pairs).all()
     if of_pairs.any():

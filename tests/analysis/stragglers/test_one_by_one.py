@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from statistics import fmean, median
 
@@ -23,8 +24,8 @@ PLANS = (("1f1b", 2, 3), ("1f1b", 3, 3), ("zb-h1", 2, 4), ("interleaved-1f1b", 2
 STEPS = 3
 
 
-def random_costs(rng: random.Random, pipelines: int = 2) -> StepMatrix:
-    table = build(*rng.choice(PLANS)).table
+def random_costs(rng: random.Random, pipelines: int = 2, plans: Sequence[tuple[str, int, int]] = PLANS) -> StepMatrix:
+    table = build(*rng.choice(plans)).table
     windows = STEPS * pipelines
 
     def some(most: int, columns: int = len(table), least: int = 0) -> Int64:
@@ -91,6 +92,10 @@ def usual_of_cells(costs: StepMatrix) -> dict[tuple[int, tuple[int, int]], float
         for first in sorted(set(costs.ranks[:, 0].tolist()))
         for cell, rows in rows_of_cells(costs).items()
     }
+
+
+def test_the_only_stage_of_a_plan_is_not_compared() -> None:
+    assert alike._slowest_stage([random_costs(random.Random(0), plans=[("zb-h1", 1, 3)])]) is None
 
 
 def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:

@@ -15,7 +15,7 @@ from pptrace.report.tiles.journey import journey
 from pptrace.report.tiles.layout import layout_of
 from pptrace.report.tiles.measured import COMM_CLASSES, COMMS, OPS, PHASES, comms_table
 from pptrace.report.tiles.replayed import PLANNED, ranks_of
-from pptrace.report.tiles.timeline import MEASURED, Timeline
+from pptrace.report.tiles.timeline import MEASURED, Timeline, bars_of
 from pptrace.schedule.registry import build
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis
@@ -52,6 +52,11 @@ def test_a_bar_is_found_by_its_place_and_by_no_other(timeline: Timeline, analysi
             bar_at(timeline, Place(MEASURED, 0, OPS, rank, lane, at))
     with pytest.raises(LookupError):
         bar_at(timeline, Place("nothing", 0, OPS, 2, 0, start))
+
+
+def test_a_timeline_lasts_until_the_last_bar_of_any_rank_ends(timeline: Timeline, analysis: Analysis) -> None:
+    ends = [int(table["end_ns"].max()) for table in (analysis.data.ops, analysis.data.comms)]
+    assert bars_of(analysis).span_ns == max(ends) - timeline.origin_ns
 
 
 def test_bars_of_phases_are_those_of_the_report(timeline: Timeline, analysis: Analysis) -> None:
