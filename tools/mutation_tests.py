@@ -28,7 +28,8 @@ PACKAGES = ("schedule", "clock", "timeline", "analysis")
 TESTS = (
     *("schedule", "clock", "timeline", "analysis", "simulator", "hang_diagnosis", "report", "roundtrip"),
     *(f"api/test_{name}.py" for name in ("docs", "hang", "notebook", "run", "simulate")),
-    *(f"cli/test_{name}.py" for name in ("analyze", "schedule_and_simulate", "schedule_table", "volume")),
+    *(f"cli/test_{name}.py" for name in ("analyze", "schedule_and_simulate", "volume")),
+    "tools/test_schedule_table.py",
     *("test_marks.py", "test_samples.py", "test_slices.py", "test_together.py"),
 )
 """Folders and files of tests that run in one process and reach the packages."""

@@ -22,7 +22,7 @@ LINT = '-c "from importlinter.cli import lint_imports_command as lint; lint()" -
 LONG = {"instrument/pipeline/test_kinds.py", "instrument/models/test_mixes.py", "ingest/test_fuzz.py"}
 """Trainings on several processes and minutes of random damage: nothing that the recipes here add changes them."""
 HERE = "docs/test_recipes_followed.py"
-ALSO = {"docs/test_report_page.py", "docs/test_site.py", "cli/test_schedule_table.py", "report"}
+ALSO = {"docs/test_report_page.py", "docs/test_site.py", "tools/test_schedule_table.py", "report"}
 NAMED = " ".join(
     f"tests/{path}" for path in sorted({*re.findall(r"`tests/([\w/]*test_\w+\.py)`", PAGE), *ALSO} - LONG - {HERE})
 )
