@@ -119,5 +119,5 @@ def test_every_part_of_pptrace_is_allowed_or_forbidden_in_the_runtime() -> None:
 def test_what_ranks_import_is_held_apart_from_every_dependency() -> None:
     project = _CONFIG["project"]
     listed = [*project["dependencies"], *project["optional-dependencies"]["train"]]
-    names = {re.match(r"[\w.-]+", text).group() for text in listed}  # type: ignore[union-attr]
+    names = {re.match(r"[\w.-]+", text).group() for text in listed}
     assert set(_CONTRACTS[_STANDARD_LIBRARY]["forbidden_modules"]) == names

@@ -49,7 +49,6 @@ def no_importer_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_importer_is_found_over_the_links_of_a_package(tmp_path: Path) -> None:
     result = find_importer(str(debian(tmp_path, COPY)))
-    assert result is not None
     assert result.samefile(tmp_path / "lib" / "nsight-systems" / "host-linux-x64" / IMPORTER)
 
 

@@ -110,7 +110,6 @@ def test_a_head_of_a_large_vocabulary_is_named_and_moved_away_from() -> None:
     """Its stage takes longer for the head; a split without layers there gains, for which Megatron's layout is given."""
     run = load_run(SAMPLES / "head_p4")
     stages = run.report.stages
-    assert stages is not None
     of_last = {one.kind: one.parts[0].name for one in stages.differences if one.stage == 3}
     assert of_last == {"F": HEAD, "B": HEAD}
     (finding,) = (one for one in run.report.findings if one.evidence.get("where") == {"stage": 3})

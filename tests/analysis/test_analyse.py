@@ -26,7 +26,6 @@ from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels, Unlabelled
 from tests.support.analysed import analyse
 from tests.support.extent import ALL
-from tests.support.optional import not_none
 from tests.support.synthetic import (
     BYTES,
     START,
@@ -143,9 +142,9 @@ def test_phases_cover_the_window_and_their_bubbles_are_the_ranks_bubble(recordin
 @EACH
 def test_the_waterfall_sums_to_the_span(recording: Recording) -> None:
     for step in analysis_of(recording).report.steps:
-        fall = not_none(step.bubble.waterfall_ns)
+        fall = step.bubble.waterfall_ns
         assert sum(part for part in asdict(fall).values() if part is not None) == step.span_ns
-        assert sum(not_none(step.span_parts).values()) == step.span_ns
+        assert sum(step.span_parts.values()) == step.span_ns
         for name, ns in asdict(fall).items():  # as the causes have it, and the table and picture of them
             of_cause = [cause.ns for cause in step.causes or () if cause.cause == name]
             assert ns == sum(of_cause) if name != "compute" else step.ideal_ns or not of_cause
@@ -207,7 +206,7 @@ def test_ranks_on_clocks_of_their_own_are_put_right_within_the_uncertainty(name:
     wrong = {0: 0, 1: 90_000_000_000, 2: -1_234_567, 3: 40}
     report = analyse(recording.traces(shifts_ns=wrong, one_host=False)).report
     assert report.clock.method == "message-bounds"
-    uncertainty = not_none(report.clock.uncertainty_ns)
+    uncertainty = report.clock.uncertainty_ns
     assert uncertainty <= 90 * 4
     (step,) = report.steps
     for rank in range(4):
@@ -259,7 +258,7 @@ def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
     for rank in step.ranks:
         assert rank.compute_ns == 8 * 300
         if rank.rank == 0:  # it speaks with rank 1 alone
-            assert rank.compute_ns + not_none(rank.exposed_comm_ns) + not_none(rank.bubble_ns) == rank.window_ns
+            assert rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns == rank.window_ns
         else:
             assert (rank.exposed_comm_ns, rank.bubble_ns) == (None, None)
     by_rank = {rank.rank: rank.comms for rank in step.ranks}
@@ -373,7 +372,7 @@ def test_one_rank_of_a_pipeline_of_unknown_length_has_its_compute_and_bounds_of_
     for step in report.steps:
         (rank,) = step.ranks
         assert (rank.pp_rank, rank.bubble_ns, step.bubble.ratio, step.bubble.ideal_ratio) == (None, None, None, None)
-        assert rank.not_compute_ns == rank.window_ns - not_none(rank.compute_ns)
+        assert rank.not_compute_ns == rank.window_ns - rank.compute_ns
     assert any("its length and the stages are null" in line for line in report.warnings)
     assert not any("no forward or backward" in line for line in report.warnings)
 

@@ -71,7 +71,7 @@ def test_steps_that_lack_a_rank_tell_of_no_cause() -> None:
 def test_the_text_says_it_in_one_line_of_the_findings() -> None:
     console = Console(file=StringIO(), width=200)
     print_report(report_of(2), console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     (line,) = (line for line in text.splitlines() if line.startswith("not enough evidence"))
     assert line == (
         "not enough evidence: 2 whole steps, too few for pauses (4), outliers (5), change of level (10); "

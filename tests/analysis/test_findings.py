@@ -16,7 +16,6 @@ from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
 from pptrace.model.device_idle import HostIdle, SyncSummary
-from tests.support.optional import not_none
 from tests.support.parts import SCHEDULE, findings_with, rank_step, reason_with, step_with, steps_with
 
 STEPS = 12
@@ -271,7 +270,7 @@ def test_outliers_are_mentioned_from_two_percent_of_all_steps_on_and_warned_of_i
         Severity.WARNING,
         [1, 3, 5, 7, 9, 11],
     )
-    assert 0 < not_none(finding.gain_low_ns) < 300 < not_none(finding.gain_high_ns) < 600
+    assert 0 < finding.gain_low_ns < 300 < finding.gain_high_ns < 600
 
 
 def test_the_op_to_blame_for_an_outlier_is_given() -> None:

@@ -22,12 +22,12 @@ def call(
     flags = {"done": state == "done", "started": state == "started"}
     times = {"created_ns": BEGIN_NS, "start_ns": -1, "end_ns": -1}
     fields = {"backend": "nccl", "bytes": 8, "local_peer": peer, "raw_group": 0} | flags | times | more
-    return DumpCall(kind=kind, group=group, seq=seq, **fields)  # type: ignore[arg-type]
+    return DumpCall(kind=kind, group=group, seq=seq, **fields)
 
 
 def dump(rank: int, *calls: DumpCall, groups: Sequence[DumpGroup] = (WORLD,), **more: object) -> Dump:
     fields: dict[str, object] = {"version": "2.10"} | more
-    return Dump(Path(f"/nowhere/a_dump_{rank}"), rank, groups=tuple(groups), calls=calls, **fields)  # type: ignore[arg-type]
+    return Dump(Path(f"/nowhere/a_dump_{rank}"), rank, groups=tuple(groups), calls=calls, **fields)
 
 
 def ranks_of(*dumps: Dump, is_all: bool = True, unreadable: dict[int, str] | None = None) -> dict[int, RankCalls]:

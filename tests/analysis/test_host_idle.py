@@ -23,7 +23,6 @@ from pptrace.slices import Slice
 from pptrace.timeline.lanes import host_waits
 from pptrace.workflow.analyse import Analysis
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import (
     AUTOGRAD_THREAD,
     BYTES,
@@ -94,8 +93,7 @@ def only_step(analysis: Analysis) -> StepReport:
 
 def test_causes_and_the_critical_path_name_the_host(starved: Analysis) -> None:
     step = only_step(starved)
-    assert step.critical_path is not None
-    host = [cause for cause in not_none(step.causes) if cause.cause == "host"]
+    host = [cause for cause in step.causes if cause.cause == "host"]
     assert sum(cause.ns for cause in host) == (M + P - 1) * 2 * GAP
     assert {str(dict(cause.where)): cause.ns for cause in host} == {f"{{'rank': {rank}}}": 220 for rank in range(P)}
     assert step.critical_path.parts["host"] == (M + P - 1) * 2 * GAP
@@ -130,7 +128,7 @@ def test_a_host_that_loads_data_meanwhile_is_told_to_load_it_sooner() -> None:
     ranks = [rank for step in report.steps for rank in step.ranks]
     assert [rank.idle_spans for rank in ranks] == [{"DATA": 2 * M * (GAP - 2)}] * len(ranks)
     first = next(finding for finding in report.findings if finding.severity is not Severity.INFO)
-    starved = sum(not_none(rank.host).launch_starved_ns for rank in ranks)
+    starved = sum(rank.host.launch_starved_ns for rank in ranks)
     share = len(ranks) * 2 * M * (GAP - 2) / starved
     assert first.evidence["idle_spans"] == {"DATA": share}
     assert first.detail.startswith(f"{share:.0%} of it while hosts load data: have the next batch ready")
@@ -227,9 +225,9 @@ def test_host_times_of_a_drifting_clock_still_partition_the_idle_time() -> None:
     for shift in (0, 10**9 + 7):
         report = analyse(run.traces(shifts_ns={1: shift}, one_host=False)).report
         for rank in (rank for step in report.steps for rank in step.ranks):
-            assert sum(asdict(not_none(rank.host)).values()) == rank.device.idle_ns
+            assert sum(asdict(rank.host).values()) == rank.device.idle_ns
             if rank.rank == 0:
-                assert not_none(rank.host).launch_starved_ns == 2 * M * GAP
+                assert rank.host.launch_starved_ns == 2 * M * GAP
 
 
 def test_the_rank_whose_host_is_late_is_named() -> None:
@@ -246,9 +244,8 @@ def test_the_rank_whose_host_is_late_is_named() -> None:
     assert "rank 2" in host.title
     for step in report.steps:
         assert step.bubble.waterfall_ns is not None
-        assert {cause.where["rank"] for cause in not_none(step.causes) if cause.cause == "host" and cause.ns} == {2}
-        assert not_none(step.ranks[2].host).launch_starved_ns >= 2 * M * GAP
-        assert step.blame is not None
+        assert {cause.where["rank"] for cause in step.causes if cause.cause == "host" and cause.ns} == {2}
+        assert step.ranks[2].host.launch_starved_ns >= 2 * M * GAP
         assert step.blame.by_kind["host"] >= 2 * M * GAP
         assert (
             sum(step.blame.by_kind.values()) == step.blame.total_ns == sum(rank.bubble_ns or 0 for rank in step.ranks)

@@ -23,7 +23,6 @@ from pptrace.report.tables.ranks import ranks_table
 from pptrace.workflow.load import load
 from tests.analysis.test_plain_findings import MS, NO_SCHEDULE, findings_of, rank_of, step_of
 from tests.analysis.test_verdict import report_of as report_by_hand
-from tests.support.optional import not_none
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto_tb_plugin" / "worker0.1623143089861.pt.trace.json.gz"
@@ -70,7 +69,7 @@ def test_a_device_waits_for_data_only_while_nothing_is_launched(tmp_path: Path) 
     report = report_of(tmp_path, *[[(LOADER, 40, 400)]] * 4)
     rank = report.steps[1].ranks[0]
     assert rank.idle_spans == {"DATA": 400_000}
-    starved = not_none(rank.host).launch_starved_ns
+    starved = rank.host.launch_starved_ns
     assert starved > 500_000
     found, host = report.findings
     assert found.title == "Loading of data: 40.0% of the step is device idle time while hosts load data"

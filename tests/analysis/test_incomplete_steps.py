@@ -10,7 +10,6 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import Severity
 from pptrace.schedule.registry import build
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import Event, make_trace, record, without
 
 
@@ -50,10 +49,9 @@ def test_steps_of_forwards_alone_are_no_training_steps() -> None:
 
     report = report_without(is_backward)
     assert [step.step for step in report.steps if step.is_evaluation] == [3, 7]
-    assert report.step_series is not None
     assert (report.step_series.num_steps, report.step_series.evaluations) == (10, (3, 7))
     assert report.step_series.median_ns == report.step_series.max_ns == report.steps[0].period_ns
-    assert not not_none(report.typical_step).is_evaluation
+    assert not report.typical_step.is_evaluation
     assert any(line.startswith("step 3, 7 has forwards alone") for line in report.warnings)
     assert report.schedule.mismatches == ()
     assert not [finding for finding in report.findings if finding.severity is Severity.CRITICAL]

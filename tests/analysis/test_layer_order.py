@@ -50,7 +50,6 @@ def test_ops_of_the_usual_order_have_parts_and_others_none() -> None:
     usual, other = "e" + 2 * "nma" + "h", "enmanmxh"
     op = np.repeat([3, 5, 8, 9], [8, 8, 8, 2])
     part, names = parts_by_order(op, numbers(usual + other + usual + "ab")) or (None, [])
-    assert part is not None
     assert names == ["", BEFORE, "repeat 1", "repeat 2", BEHIND]
     of_usual = [1, 2, 2, 2, 3, 3, 3, 4]
     assert part.tolist() == [*of_usual, *[0] * 8, *of_usual, 0, 0]

@@ -25,7 +25,6 @@ from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.support import damages as tampered
 from tests.support.extent import ALL
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import Event, make_trace
 
@@ -175,17 +174,17 @@ def test_with_kernels_missing_everywhere_nothing_is_known_but_clocks_of_one_host
     assert not report.findings
     assert report.clock.method == undamaged.clock.method
     assert "device work is missing in the traces" in report.verdict
-    assert not_none(report.recording).predicted_step_ns is None
-    assert not_none(report.recording).reason == "kernels are missing in the traces"
+    assert report.recording.predicted_step_ns is None
+    assert report.recording.reason == "kernels are missing in the traces"
 
 
 def test_a_rank_of_which_copies_alone_were_recorded_lost_all_its_kernels(tmp_path: Path) -> None:
     report = damaged(tmp_path, OURS, lambda rank, kernels: [] if rank == 2 else kernels).report
     (step,) = report.steps
     assert (step.span_ns, {rank.rank: rank.compute_ns for rank in step.ranks}[2]) == (None, None)
-    assert [
-        (entry.kind, entry.ranks) for entry in not_none(report.recording).audit if entry.kind == "lost_kernels"
-    ] == [("lost_kernels", (2,))]
+    assert [(entry.kind, entry.ranks) for entry in report.recording.audit if entry.kind == "lost_kernels"] == [
+        ("lost_kernels", (2,))
+    ]
 
 
 def test_without_the_kernels_that_compute_no_step_of_the_rank_is_known(
@@ -208,7 +207,7 @@ def test_without_the_kernels_that_compute_no_step_of_the_rank_is_known(
 def test_a_rank_without_device_events_tells_no_length_of_a_step(tmp_path: Path) -> None:
     """Its host and its device took 20 ms and 35 ms in this run."""
     source = SAMPLES / "gpu_nccl_1f1b_p4"
-    recording = not_none(damaged(tmp_path, source, lambda rank, kernels: [] if rank == 2 else kernels).report.recording)
+    recording = damaged(tmp_path, source, lambda rank, kernels: [] if rank == 2 else kernels).report.recording
     assert (recording.recorded_step_ns, recording.predicted_step_ns, recording.figures) == (None, None, "recorded")
     assert recording.reason == "kernels are missing in the traces"
 
@@ -216,7 +215,7 @@ def test_a_rank_without_device_events_tells_no_length_of_a_step(tmp_path: Path) 
 def test_of_a_run_that_lost_kernels_the_unrecorded_steps_tell_whether_hosts_were_as_they_are(tmp_path: Path) -> None:
     """A run of which nothing is replayed: its hosts are those of the recording where recorded steps take longer than others."""
     lost = partial(without_first, of_rank=2, share=0.3)
-    length = not_none(not_none(damaged(tmp_path, PLAIN, lost).report.typical_step).length_ns)
+    length = damaged(tmp_path, PLAIN, lost).report.typical_step.length_ns
     for slowdown in (2.0, 1.0):
         unrecorded = round(length / slowdown)
         start = [1 + step * length for step in range(8)]
@@ -226,7 +225,7 @@ def test_of_a_run_that_lost_kernels_the_unrecorded_steps_tell_whether_hosts_were
         content = msgspec.json.encode({"schema": "pptrace.run/1", "world_size": 4, "ranks": ranks})
         (tmp_path / "run.json").write_bytes(content)
         report = load([tmp_path]).report
-        recording = not_none(report.recording)
+        recording = report.recording
         assert (recording.recorded_step_ns, recording.unrecorded_step_ns) == (length, unrecorded)
         assert recording.slowdown == pytest.approx(slowdown, rel=1e-6)
         assert recording.predicted_step_ns is None

@@ -57,7 +57,7 @@ def test_a_few_outliers_few_ops_and_little_difference_are_no_second_group() -> N
 def test_of_many_ops_as_many_quantiles_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {(0, "F"): {0: np.arange(50_000)[::-1]}}
     monkeypatch.setattr("pptrace.analysis.op_costs.computed_by_op", lambda _: costs)
-    (sample,) = op_samples(None)  # type: ignore[arg-type]
+    (sample,) = op_samples(None)
     assert isinstance(sample, OpSample)
     assert len(sample.costs_ns) == MOST_POINTS
     assert (sample.costs_ns[0], sample.costs_ns[-1]) == (0, 49_999)

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import cast
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import pptrace
-from pptrace.analysis.aligned import AlignedRun, RankRows
+from pptrace.analysis.aligned import RankRows
 from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
@@ -26,7 +25,6 @@ from pptrace.errors import UsageError
 from pptrace.model.tables import OPS, empty_table
 from pptrace.slices import Slice, slice_of
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES, torchrun
 
 MS = 1_000_000
@@ -76,7 +74,7 @@ def timelines_of(lacks_ranks: bool, of_rank: Mapping[int, pd.DataFrame]) -> _Tim
         rank: outside_rows(RankRows(NO_OPS, NO_OPS, slice_of(comms.assign(asked_ns=comms.start_ns))), None, NOTHING)
         for rank, comms in of_rank.items()
     }
-    return _Timelines(cast(AlignedRun, None), rows, lacks_ranks)
+    return _Timelines(None, rows, lacks_ranks)
 
 
 def test_what_follows_the_pipeline_is_named_on_the_rank_that_the_next_step_waits_for(tmp_path: Path) -> None:
@@ -280,7 +278,7 @@ def test_a_slow_loader_of_one_rank_before_a_barrier_is_that_ranks(tmp_path: Path
     events = json.loads((run / "rank0.json").read_text())["traceEvents"]
     barriers = sorted(event["ts"] for event in events if event.get("name") == "c10d::barrier")
     between = [second - first for first, second in pairwise(barriers)]
-    step = not_none(report.typical_step)
+    step = report.typical_step
     assert (step.period_ns or 0) / 1000 == pytest.approx(median(between), rel=0.2)
     assert 0.5 * 80 * MS < (finding.gain_ns or 0) < 1.2 * 80 * MS
 

@@ -12,7 +12,6 @@ from pptrace.model.report_table import Amount
 from pptrace.report.tables.ranks import ranks_table
 from pptrace.report.tables.step_series import steps_table
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 
 ROWS = """rank,dp_rank,step,kind,axis,group_size,match,clock,start_ns,end_ns
 0,0,0,STEP,,,,host,1000,2000
@@ -84,7 +83,7 @@ def test_the_table_of_steps_has_the_length_that_the_verdict_names_and_the_window
     ranges = [("user_annotation", f"ProfilerStep#{step}", 100_000 * step, 90_000) for step in range(4)]
     operators = [("cpu_op", "aten::mm", 100_000 * step + 10, 50_000) for step in range(4)]
     report = report_of(tmp_path, profile_of([*ranges, *operators]))
-    step = not_none(report.typical_step)
+    step = report.typical_step
     assert report.verdict.startswith("The typical step takes 100.0 ms")
     table = steps_table(report, step, Amount.WHOLE)
     (row,) = [row for row in table.rows if row[0] == str(step.step)]
@@ -165,7 +164,7 @@ def _with_late_rank(rank: int) -> Profile:
 def test_without_operators_or_kernels_compute_is_not_known_and_waiting_is(tmp_path: Path) -> None:
     profiles = [_with_late_rank(rank) for rank in (0, 1)]
     for profile in profiles:
-        profile["traceEvents"] = [event for event in profile["traceEvents"] if not event["name"].startswith("aten::")]  # type: ignore[attr-defined]
+        profile["traceEvents"] = [event for event in profile["traceEvents"] if not event["name"].startswith("aten::")]
     report = report_of(tmp_path, *profiles)
     for rank in report.steps[2].ranks:
         assert (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns) == (None, None, None)

@@ -12,7 +12,6 @@ import pytest
 from pptrace.analysis.live_cost import cost_of
 from pptrace.analysis.slow_rank import OpTimes, SlowRank, SlowRanks, op_times
 from pptrace.slices import Slice, Texts
-from tests.support.optional import not_none
 
 Times = dict[int, dict[tuple[str, int], OpTimes]]
 
@@ -174,7 +173,7 @@ def _pairs(share: float, noise: float, num: int, seed: int = 1) -> list[tuple[in
 def test_the_cost_is_found_and_its_interval_holds_it(share: float) -> None:
     hits = 0
     for seed in range(40):
-        cost = not_none(cost_of(_pairs(share, 0.02, 400, seed)))
+        cost = cost_of(_pairs(share, 0.02, 400, seed))
         assert cost.low is not None
         assert cost.high is not None
         assert cost.num_pairs == 79  # of steps 4, 9, … the last has nothing behind it
@@ -183,7 +182,7 @@ def test_the_cost_is_found_and_its_interval_holds_it(share: float) -> None:
 
 
 def test_few_unobserved_steps_have_no_interval_and_profiled_ones_do_not_count() -> None:
-    few = not_none(cost_of(_pairs(0.01, 0.01, 25)))
+    few = cost_of(_pairs(0.01, 0.01, 25))
     assert few.low is None
     assert "too few" in str(few)
     assert cost_of([(step, 10**8, step % 5 != 4, True) for step in range(50)]) is None

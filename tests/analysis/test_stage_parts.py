@@ -30,7 +30,6 @@ from pptrace.report.charts.stages import stage_work_chart
 from pptrace.sizes.flops import op_flops
 from pptrace.sizes.gpt_facts import GptFacts
 from tests.support.device_oracle import LAUNCHES, _complete_events, _times
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 _OP = re.compile(r"pp1:(\d+)([FBIW])\d+ ")
@@ -40,7 +39,7 @@ _MATMUL = re.compile(r"(?!.*(?:fmha|flash)).*(?:gemm|cutlass|xmma|splitK)")
 
 
 def compute_of(run: Run) -> StageCompute:
-    return not_none(run.report.stages)
+    return run.report.stages
 
 
 def matmul_of(path: Path) -> Counter[tuple[int, str]]:
@@ -303,7 +302,7 @@ def test_tables_have_a_row_for_each_stage_and_kind_and_tell_the_differences() ->
 
 def test_the_chart_stacks_the_kinds_of_work_to_the_mean_op() -> None:
     compute = compute_of(load(SAMPLES / "1f1b_p4", as_recorded=True))
-    figure = not_none(stage_work_chart(compute))
+    figure = stage_work_chart(compute)
     heights = [sum(trace.y[index] for trace in figure.data) for index in range(len(compute.ops))]
     assert heights == pytest.approx([ops.compute_ns / ops.count / 1e6 for ops in compute.ops])
     many = replace(compute, ops=compute.ops * 10)

@@ -19,7 +19,6 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.replayed import ops_of_steps
 from tests.support.synthetic import record
 
@@ -102,7 +101,7 @@ def test_one_long_op_in_a_run_is_an_outlier_with_its_op_its_place_and_what_it_co
     (row,) = np.flatnonzero((TABLE.rank == 2) & (TABLE.kind == Kind.F.code) & (TABLE.microbatch == 3))
     durations[17, row] += 5_000_000
     report = report_of(tmp_path, durations)
-    series = not_none(report.step_series)
+    series = report.step_series
     (outlier,) = series.outliers
     assert outlier.step == 17
     assert outlier.differences is not None
@@ -119,19 +118,18 @@ def test_no_op_is_named_that_has_as_much_bubble_charged_to_it_in_every_step(tmp_
     durations = np.tile(USUAL, (30, 1))
     durations[17] = 5 * USUAL // 4
     report = report_of(tmp_path, durations)
-    (outlier,) = not_none(report.step_series).outliers
+    (outlier,) = report.step_series.outliers
     assert (outlier.step, outlier.ops) == (17, ())
-    assert not_none(report.steps[17].blame).ops[0].ns > 0
+    assert report.steps[17].blame.ops[0].ns > 0
 
 
 def test_a_stage_that_gets_slower_within_the_run_is_a_change_from_that_step_on(tmp_path: Path) -> None:
     durations = np.tile(USUAL, (40, 1))
     durations[24:] = np.where(TABLE.stage == 1, 13 * USUAL // 10, USUAL)
     report = report_of(tmp_path, durations)
-    series = not_none(report.step_series)
+    series = report.step_series
     (change,) = series.changes
     assert change.step == 24
-    assert change.differences is not None
     assert sum(part.ns for part in change.differences) == change.after_ns - change.before_ns
     assert change.differences[0].where == {"stage": 1}
     (finding,) = [finding for finding in report.findings if "step" in finding.evidence]
@@ -142,7 +140,7 @@ def test_a_run_that_gets_faster_has_a_change_and_no_finding_about_it(tmp_path: P
     durations = np.tile(USUAL, (40, 1))
     durations[:24] = 13 * USUAL // 10
     report = report_of(tmp_path, durations)
-    assert [change.step for change in not_none(report.step_series).changes] == [24]
+    assert [change.step for change in report.step_series.changes] == [24]
     assert [finding.evidence["cause"] for finding in report.findings] == ["structural"]
 
 
@@ -152,7 +150,7 @@ def test_first_steps_that_are_long_on_all_ranks_are_no_finding_and_those_that_on
     durations = np.tile(USUAL, (30, 1))
     durations[0] = 3 * USUAL
     warm = report_of(tmp_path, durations)
-    assert [outlier.step for outlier in not_none(warm.step_series).outliers] == [0]
+    assert [outlier.step for outlier in warm.step_series.outliers] == [0]
     assert [finding.evidence["cause"] for finding in warm.findings] == ["structural"]
     durations[0] = USUAL
     durations[0, np.flatnonzero(TABLE.rank == 3)[0]] += 20_000_000

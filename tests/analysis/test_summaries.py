@@ -328,7 +328,6 @@ def test_what_a_reason_explains_is_a_part_of_its_own_taken_off_its_causes_one_af
         **{"compute": 600, "structural": 0, "imbalance": 90, "straggler": 160, "jitter": 0, "communication": 0},
         **{"long sequences": 100, "unexplained": 0},
     }
-    assert step.bubble.waterfall_ns is not None
     assert (step.bubble.waterfall_ns.jitter, step.bubble.waterfall_ns.straggler) == (100, 160)
 
 

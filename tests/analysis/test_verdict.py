@@ -179,7 +179,6 @@ def test_steps_without_a_plan_are_not_sent_to_whatif_which_refuses_them(traced: 
     rank = rank_of(900, None, None, AN_OP)
     devices = tuple(RankDevice(rank, NO_DEVICE) for rank in range(traced))
     report = report_of(step_of(1_000, None, rank), device=devices)
-    assert report.typical_step is not None
     assert report.typical_step.has_pipeline
     assert verdict_lines(with_verdict(report)).first.startswith(first)
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from pptrace.analysis.findings.window_parts import window_parts
 from pptrace.model.device_idle import HostIdle
 from tests.analysis.test_verdict import rank_of, step_of
-from tests.support.optional import not_none
 
 LOADS = {"idle_spans": {"DATA": 50}, "between_operators_ns": 80}
 ON_DEVICE = replace(rank_of(600, 100, 300), host=HostIdle(120, 20, 60), **LOADS)
@@ -17,7 +16,7 @@ ON_HOST = replace(rank_of(600, 100, 300), **LOADS)
 
 def parts_of(*ranks: object, num_ranks: int = 1) -> dict[str, int]:
     """The parts that are not 0; that they sum to the windows."""
-    found = not_none(window_parts(step_of(1_000, None, *ranks), num_ranks))
+    found = window_parts(step_of(1_000, None, *ranks), num_ranks)
     assert sum(found.parts.values()) == found.window_ns == 1_000 * len(ranks)
     return {name: ns for name, ns in found.parts.items() if ns}
 
@@ -61,6 +60,6 @@ def test_what_hosts_did_is_never_more_than_there_is() -> None:
 def test_it_is_said_whether_as_much_is_known_of_all_ranks() -> None:
     unknown = replace(ON_HOST, compute_ns=None)
     for others, is_of_all in (((ON_HOST,), True), ((unknown,), False), ((rank_of(600, 100, 300),), False)):
-        found = not_none(window_parts(step_of(1_000, None, ON_HOST, *others), 2))
+        found = window_parts(step_of(1_000, None, ON_HOST, *others), 2)
         assert found.is_of_all is is_of_all
     assert window_parts(step_of(1_000, None, unknown), 2) is None

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import pptrace
-from tests.support.optional import not_none
 from tests.support.programs import ROOT
 
 CHECKED = ROOT / ".mypy_cache"
@@ -107,7 +106,7 @@ def test_a_script_of_a_user_is_typed_and_runs_outside_of_the_project(
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     examples = "".join(re.findall(r"```pycon\n(.*?)```", page, flags=re.DOTALL))
     (tmp_path / "page.py").write_text(doctest.script_from_examples(examples), encoding="utf-8")
-    cache = not_none(pytestconfig.cache).mkdir("mypy_of_users")
+    cache = pytestconfig.cache.mkdir("mypy_of_users")
     if not any(cache.iterdir()) and CHECKED.is_dir():  # what `make check` has read need not be read again
         shutil.copytree(CHECKED, cache, dirs_exist_ok=True)
     errors = _mypy(
@@ -156,4 +155,4 @@ def test_every_documented_name_is_there_and_no_other() -> None:
         assert getattr(pptrace, name) is not None
         assert name in dir(pptrace)
     with pytest.raises(AttributeError, match="module 'pptrace' has no attribute 'frob'"):
-        pptrace.frob  # type: ignore[attr-defined]  # noqa: B018
+        pptrace.frob  # noqa: B018

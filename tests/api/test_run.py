@@ -16,7 +16,6 @@ from msgspec import structs
 import pptrace
 from pptrace.errors import TraceError, UsageError
 from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES, pptrace_here
 
 P4 = SAMPLES / "1f1b_p4"
@@ -70,7 +69,7 @@ def test_ops_have_their_slack_and_those_without_are_the_critical_path(run: pptra
     assert (on_path.slack_ns == 0).all()
     kinds = (on_path.end_ns - on_path.start_ns).groupby([on_path.step, on_path.kind]).sum()
     for step in run.report.steps:
-        assert kinds[step.step].to_dict() == {kind: not_none(step.critical_path).parts[kind] for kind in ("F", "B")}
+        assert kinds[step.step].to_dict() == {kind: step.critical_path.parts[kind] for kind in ("F", "B")}
     others = ~ops.kind.isin(["F", "B"])
     assert (ops[others].slack_ns == -1).all()
     assert ops[others].on_critical_path.isna().all()
@@ -144,7 +143,7 @@ def test_the_waterfall_of_each_step_sums_to_its_span(run: pptrace.Run) -> None:
 
 
 def test_a_figure_is_that_of_the_typical_step_or_of_the_one_asked_for(run: pptrace.Run) -> None:
-    number = not_none(run.report.typical_step).step
+    number = run.report.typical_step.step
     assert run.figure().to_json() == run.figure(number, "overview").to_json()
     other = next(step.step for step in run.report.steps if step.step != number)
     for kind in ("overview", "waterfall"):
@@ -152,7 +151,7 @@ def test_a_figure_is_that_of_the_typical_step_or_of_the_one_asked_for(run: pptra
 
 
 def test_a_timeline_begins_with_the_typical_step_or_the_one_asked_for(run: pptrace.Run) -> None:
-    number = not_none(run.report.typical_step).step
+    number = run.report.typical_step.step
     other = next(step.step for step in run.report.steps if step.step != number)
     assert run.timeline().to_html() == run.timeline(number).to_html() != run.timeline(other).to_html()
     assert f"&quot;firstStep&quot;:{other}," in run.timeline(other).to_html()

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pptrace.clock import ClockMethod, estimate_clock
 from pptrace.clock.bounds import UNBOUNDED, Matrix
 from pptrace.clock.offsets import CommonEnd, nearest_offsets, offsets_by_common_ends
-from tests.support.optional import not_none
 from tests.support.tables import Match as Row
 from tests.support.tables import matched_comms
 
@@ -107,7 +106,7 @@ def test_offsets_meet_every_bound(truth: list[int], data: st.DataObject) -> None
     likely = {rank: CommonEnd(truth[rank] - truth[0], data.draw(st.none() | st.integers(0, 50))) for rank in range(num)}
     for ends in ({}, likely):
         low = bounds_of(num, least)
-        offsets = not_none(nearest_offsets(range(num), low, ends))
+        offsets = nearest_offsets(range(num), low, ends)
         assert offsets[0] == 0
         assert all(offsets[j] - offsets[i] >= bound for (i, j), bound in least.items())
         if low.max() <= 0 and not ends:

@@ -21,7 +21,6 @@ from pptrace.model.predicted import (
 )
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.registry import build
-from tests.support.optional import not_none
 
 PLAN = build("1f1b", 2, 4)
 FOLLOWED = ScheduleInfo(PLAN, PLAN.name, PlanSource.METADATA)
@@ -45,7 +44,7 @@ FACT: dict[str, Any] = {
 
 
 def test_a_prediction_has_bytes_of_its_steps_and_of_no_other() -> None:
-    prediction = not_none(read_prediction(FACT))
+    prediction = read_prediction(FACT)
     sent, routed = {("pp", "send"): 5}, {("ep", "all_to_all"): None}
     assert [prediction.of_step(step) for step in (1, 2, 3, 4, 5)] == [None, sent, sent, routed, None]
     assert prediction.memory == MemoryParts(1, 2, 3, None, {2: 4}, "why")

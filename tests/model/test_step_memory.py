@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pptrace.model.step_memory import MemoryKind, PeakMemory, kind_of_events, read_recorded_memory
-from tests.support.optional import not_none
 
 WHOLE: dict[str, Any] = {
     "steps": [3, 4],
@@ -18,7 +17,7 @@ WHOLE: dict[str, Any] = {
 
 
 def test_each_step_has_its_own_peaks() -> None:
-    recorded = not_none(read_recorded_memory(WHOLE))
+    recorded = read_recorded_memory(WHOLE)
     assert recorded.process_of(3) == PeakMemory(MemoryKind.PROCESS_RESIDENT, 10, 7)
     assert recorded.process_of(4) is None
     assert recorded.device_of(3) == PeakMemory(MemoryKind.DEVICE_ALLOCATED, 5, None, 8)
@@ -27,7 +26,7 @@ def test_each_step_has_its_own_peaks() -> None:
 
 
 def test_a_device_that_holds_nothing_is_not_used() -> None:
-    recorded = not_none(read_recorded_memory(WHOLE | {"device": {"peak_bytes": [0, 0], "start_bytes": [0, 0]}}))
+    recorded = read_recorded_memory(WHOLE | {"device": {"peak_bytes": [0, 0], "start_bytes": [0, 0]}})
     assert recorded.device_of(3) is None
     assert recorded.process_of(3) is not None
 
@@ -45,7 +44,7 @@ def test_what_is_no_record_of_memory_is_none(facts: object) -> None:
 
 @pytest.mark.parametrize("column", [None, [1], [1, 2, 3], [1, "2"], [1, -2], [1, 2.5], [1, 2**63], "12", {"0": 1}])
 def test_a_damaged_column_is_unknown(column: object) -> None:
-    recorded = not_none(read_recorded_memory({"steps": [0, 1], "process": {"peak_bytes": column}, "device": 3}))
+    recorded = read_recorded_memory({"steps": [0, 1], "process": {"peak_bytes": column}, "device": 3})
     assert recorded.process_of(0) is None
 
 

@@ -30,5 +30,4 @@ def test_the_scale_of_dark_pages_begins_near_their_ground_and_goes_up_in_equal_s
     assert steps.max() < 1.06 * steps.min(), "they look equal"
     assert (np.diff(places[:, 0]) > 0.06).all(), "each is lighter, whatever colours one sees"
     panel = re.search(r"prefers-color-scheme: dark.*?--panel: (#\w{6})", style(), re.DOTALL)
-    assert panel is not None
     assert np.linalg.norm(places[0] - _oklab(panel[1])) < 0.05, "near the ground"

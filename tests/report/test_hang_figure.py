@@ -15,7 +15,6 @@ from dashboards.store import Store
 from pptrace.report.hang import edge_rows, wait_graph
 from pptrace.report.html import report_page
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -40,7 +39,7 @@ def test_ranks_that_wait_alike_are_one_row_the_most_first() -> None:
 
 
 def test_an_arrow_leads_from_each_rank_to_those_that_it_waits_for_and_the_guilty_stand_out() -> None:
-    drawing = ElementTree.fromstring(not_none(wait_graph(late(4))))
+    drawing = ElementTree.fromstring(wait_graph(late(4)))
     groups = {group.findtext(f"{SVG}title"): group for group in drawing.iter(f"{SVG}g")}
     nodes = {
         text: (float(circle.get("cx", "")), float(circle.get("cy", "")), circle.get("fill"))

@@ -100,7 +100,7 @@ def impossible(report: Report) -> list[str]:
                 found.append(f"step {step.step}: {name} {ns / length:.1%}")
         for rank in step.ranks:
             parts = [rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns]
-            if None not in parts and rank.window_ns is not None and sum(parts) != rank.window_ns:  # type: ignore[arg-type]
+            if None not in parts and rank.window_ns is not None and sum(parts) != rank.window_ns:
                 found.append(f"step {step.step}: rank {rank.rank} {parts} of {rank.window_ns}")
             found += [f"step {step.step}: rank {rank.rank} {ns}" for ns in parts if ns is not None and ns < 0]
     typical = report.typical_step

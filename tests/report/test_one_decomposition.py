@@ -29,7 +29,6 @@ from pptrace.report.tables.waterfall import causes_table, waterfall_table
 from pptrace.report.to_json import report_object
 from tests.report.test_nothing_impossible import impossible
 from tests.support.extent import ALL
-from tests.support.optional import not_none
 from tests.support.parts import by_cause
 from tests.support.programs import ROOT
 
@@ -58,7 +57,7 @@ def test_the_parts_of_a_step_are_the_same_in_json_tables_pictures_and_python(sam
     run, step = run_of(sample), explained(sample)
     parts, length = step.parts or {}, step.length_ns or 0
     sums = by_cause((Cause("compute", {}, step.ideal_ns or 0), *(step.causes or ())))
-    fall = not_none(step.bubble.waterfall_ns)
+    fall = step.bubble.waterfall_ns
     assert {name: ns or 0 for name, ns in asdict(fall).items()} == {name: sums[name] for name in asdict(fall)}
     assert sum(sums.values()) == step.span_ns
     (entry,) = (entry for entry in report_object(run.report)["steps"] if entry["step"] == step.step)
@@ -72,7 +71,7 @@ def test_the_parts_of_a_step_are_the_same_in_json_tables_pictures_and_python(sam
     assert [label.lstrip("+−").split(" ms")[0] for label in labels] == [text.lstrip("-") for text in shown.values()]
     rows = {(str(row[0]), str(row[1])): row[2] for row in causes_table(step).rows}
     assert len(rows) == len(step.causes or ())
-    chart = not_none(causes_chart(step))
+    chart = causes_chart(step)
     names = {place_of(cause): cause.ns / 1e6 for cause in step.causes or ()}
     drawn = dict(zip(chart.layout.yaxis.ticktext, chart.data[0].x, strict=True))
     assert {name: names[name] for name in drawn} == pytest.approx(drawn)
@@ -87,7 +86,6 @@ def test_parts_of_all_steps_and_stages_sum_up_and_none_is_impossible(sample: Pat
             assert sum(part.ns for part in step.outside or ()) == step.period_ns - step.span_ns
         assert step.parts is None or sum(step.parts.values()) == step.length_ns
     stages, expected = run.report.stages, computed_by_op(run.analysis.data)
-    assert stages is not None
     assert {(ops.stage, ops.kind) for ops in stages.ops} == set(expected)
     for ops in stages.ops:
         of_ops = expected[ops.stage, ops.kind].values()

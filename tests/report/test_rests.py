@@ -11,7 +11,6 @@ from tests.support.programs import SAMPLES
 
 def test_a_part_below_zero_has_its_reason_and_no_bar() -> None:
     (step,) = load([SAMPLES / "gpu_1f1b_p4"]).report.steps
-    assert step.parts is not None
     rows = {row[0]: row for row in waterfall_table(step, Amount.WHOLE).rows}
     assert step.parts["unexplained"] < 0
     bar, words = rows["unexplained"][3], rows["unexplained"][4]

@@ -75,7 +75,7 @@ def test_wandb_gets_a_run_of_the_name_of_the_directory(tmp_path: Path, monkeypat
     calls = []
 
     @contextmanager
-    def init(**given):  # type: ignore[no-untyped-def]
+    def init(**given):
         calls.append(given)
         yield SimpleNamespace(log=lambda values, step: calls.append((step, values)))
         calls.append("finished")

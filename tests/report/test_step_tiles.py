@@ -9,7 +9,6 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.report.step_tiles import step_tiles
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 
@@ -29,7 +28,7 @@ def test_tiles_are_the_figures_of_the_text_report(report: Report) -> None:
     assert tiles["share"] == ("43.0%", "ideal 27.3%")
     assert tiles["slowest"] == ("rank 3", "49.78 ms compute, mean 38.56")
     exposed = sum(rank.exposed_comm_ns or 0 for rank in report.steps[1].ranks) / (4 * 83_862_374)
-    parts = not_none(report.steps[1].parts)
+    parts = report.steps[1].parts
     of_step = f"{parts['communication'] / 86_050_000:.1%}"
     assert tiles["exposed"] == (of_step, f"of the ranks' time {exposed:.1%}, most on rank 2: 11.97 ms")
 

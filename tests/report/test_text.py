@@ -19,7 +19,6 @@ from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.registry import build
 from tests.support.analysed import analyse
 from tests.support.extent import ALL
-from tests.support.optional import not_none
 from tests.support.synthetic import record, without
 
 TRACES = record(build("1f1b", 2, 3, 1)).traces()
@@ -36,7 +35,6 @@ def printed(report: Report, amount: Amount = Amount.BRIEF) -> str:
 def many(num_steps: int, num_ranks: int, num_stages: int) -> Report:
     """A report of many steps and ranks, made of copies of a small one's; the last step is five times as long, rank 5 slow."""
     (step,) = WHOLE.steps
-    assert step.span_ns is not None
     ranks = tuple(
         replace(step.ranks[0], rank=rank, stage=rank % num_stages, compute_ns=100 if rank != 5 else 150, window_ns=1000)
         for rank in range(num_ranks)
@@ -141,7 +139,7 @@ def test_in_a_terminal_of_any_width_labels_are_whole_and_what_has_no_room_is_nam
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "…" in line and not line.startswith("… ")]
     assert not [line for line in lines if line != line.rstrip()]
-    step = not_none(report.typical_step)
+    step = report.typical_step
     for table in tables_of(report, step, amount):
         start = lines.index(table.title)
         head, *below = lines[start + 1 :]

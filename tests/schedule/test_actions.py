@@ -9,7 +9,6 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind, parse_action
-from tests.support.optional import not_none
 
 SIMPLE = [kind for kind in Kind if kind is not Kind.OVERLAP_F_B]
 ALONE = [Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD]
@@ -34,7 +33,7 @@ def test_an_action_is_read_back_from_its_text(action: Action) -> None:
 
 @given(st.one_of(simple_actions, overlaps()))
 def test_torch_reads_the_text_of_an_action_and_writes_it_the_same(action: Action) -> None:
-    theirs = not_none(_Action.from_str(str(action)))
+    theirs = _Action.from_str(str(action))
     assert str(theirs) == str(action)
     if not action.parts:
         expected = (action.stage, _ComputationType(action.kind.value), action.microbatch)

@@ -331,7 +331,7 @@ def test_identify_leaves_a_plan_of_ones_own_alone() -> None:
 )
 def test_an_illegal_shape_is_refused_in_one_line_that_says_what_is_legal(shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(ScheduleError) as caught:
-        build(*shape)  # type: ignore[arg-type]
+        build(*shape)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 

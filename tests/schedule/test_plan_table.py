@@ -26,7 +26,6 @@ def actions_of(plan: Plan) -> list[tuple[int, int, Action]]:
 
 def slot_of(plan: Plan, half: Action) -> int:
     outputs = {Kind.F: Output.FORWARD, Kind.B: Output.BACKWARD, Kind.I: Output.BACKWARD, Kind.W: Output.WEIGHT_GRAD}
-    assert half.microbatch is not None
     return (half.stage * plan.num_microbatches + half.microbatch) * 3 + outputs[half.kind]
 
 

@@ -14,7 +14,7 @@ PP, MICROBATCHES = 2, 8
 
 def is_taken(entry: Schedule, chunks: int | None = None, **options: int | bool) -> bool:
     try:
-        plan = entry.build(PP, MICROBATCHES, chunks, **options)  # type: ignore[arg-type]
+        plan = entry.build(PP, MICROBATCHES, chunks, **options)
     except ShapeError:
         return False
     assert chunks is None or plan.num_chunks == chunks

@@ -135,7 +135,6 @@ def measure(pool: Pool, run: SleepingRun, folder: Path) -> Measured:
     peaks = pool.run(sleep_through, run, str(folder), world=run.pp, timeout_s=300)
     analysis = load([folder])
     plan = analysis.schedule.plan
-    assert plan is not None
     assert not analysis.report.schedule.mismatches
     simulated, measured, errors = [], [], []
     for step in analysis.report.steps:

@@ -88,9 +88,9 @@ def test_every_message_has_two_ends_and_every_op_is_there(name: str, messaging: 
 def test_a_step_that_does_not_end_is_given_up_and_no_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[str]] = []
 
-    class Watched(subprocess.Popen):  # type: ignore[type-arg]
+    class Watched(subprocess.Popen):
         def __init__(self, *arguments: object, **options: object) -> None:
-            super().__init__(*arguments, **options)  # type: ignore[call-overload]
+            super().__init__(*arguments, **options)
             started.append(self)
 
     monkeypatch.setattr(execution.subprocess, "Popen", Watched)

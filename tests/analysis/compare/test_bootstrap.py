@@ -23,7 +23,6 @@ from pptrace.analysis.compare.bootstrap import (
     typical_of_few,
     typical_part,
 )
-from tests.support.optional import not_none
 
 Series = npt.NDArray[np.int64]
 USUAL = 100_000_000
@@ -56,7 +55,7 @@ FEW_DELAYED = np.array([56_357_560, 56_591_979, 114_500_623, 56_776_593, 67_401_
 
 
 def test_steps_that_are_longer_by_themselves_do_not_hide_that_all_are_three_times_as_long() -> None:
-    found = not_none(relative_difference(typical_of_few(FEW), typical_of_few(FEW_DELAYED)))
+    found = relative_difference(typical_of_few(FEW), typical_of_few(FEW_DELAYED))
     low, high = np.exp(found.interval())
     assert 1.3 < low < FEW_DELAYED.min() / np.median(FEW) < high < 7
 
@@ -122,7 +121,7 @@ def test_deviation_and_freedom_are_those_found_independently(num_steps: int, cor
 
 def test_a_difference_has_the_freedom_of_welch_and_satterthwaite() -> None:
     a, b = Typical(1000, 3.0, 10.0, 2.0), Typical(1100, 4.0, 5.0, 1.0)
-    found = not_none(difference(a, b))
+    found = difference(a, b)
     total = 3**2 + 4**2 + 2**2 + 1**2
     assert found.estimate == 100
     assert found.deviation == pytest.approx(sqrt(total))
@@ -131,7 +130,7 @@ def test_a_difference_has_the_freedom_of_welch_and_satterthwaite() -> None:
     low, high = found.interval()
     assert (low + high) / 2 == pytest.approx(100)
     assert high - 100 == pytest.approx(quantile(0.95, found.freedom) * sqrt(total))
-    relative = not_none(relative_difference(a, b))
+    relative = relative_difference(a, b)
     variances = (3 / 1000) ** 2, (4 / 1100) ** 2
     total_of_shares = sum(variances) + (2 / 1000) ** 2 + (1 / 1100) ** 2
     assert relative.estimate == pytest.approx(log(1.1))
@@ -142,8 +141,6 @@ def test_a_difference_has_the_freedom_of_welch_and_satterthwaite() -> None:
 def test_differences_without_deviation_are_certain_or_none() -> None:
     still, faster, unknown = Typical(10, 0.0, 5.0), Typical(9, 0.0, 5.0), Typical(10)
     certain, same = difference(still, faster), difference(still, still)
-    assert certain is not None
-    assert same is not None
     assert (certain.estimate, certain.deviation, certain.freedom, certain.p) == (-1, 0.0, 1e6, 0.0)
     assert (same.p, same.freedom) == (1.0, 1e6)
     for a, b in ((still, unknown), (unknown, still)):
@@ -167,8 +164,6 @@ def test_few_steps_find_a_large_difference_and_seldom_one_that_is_not_there(num_
         )
         typical = typical_of_few(a)
         same, changed = (relative_difference(typical, typical_of_few(other)) for other in (b, 1.62 * b))
-        assert same is not None
-        assert changed is not None
         alarms += same.p < 0.05
         found += changed.p < 0.05
     assert alarms <= 0.05 * 300
@@ -177,7 +172,7 @@ def test_few_steps_find_a_large_difference_and_seldom_one_that_is_not_there(num_
 
 def test_two_steps_that_happen_to_be_equal_are_not_taken_to_be_exact() -> None:
     same = typical_of_few(np.array([1e8, 1e8]))
-    found = not_none(relative_difference(same, typical_of_few(np.array([1.27e8, 1.27e8]))))
+    found = relative_difference(same, typical_of_few(np.array([1.27e8, 1.27e8])))
     assert found.p > 0.05
     assert log(1.27) > 1.96 * sqrt(2) * LASTING, "with what lasts alone it would be a difference"
 
@@ -223,7 +218,7 @@ def test_the_deviation_of_a_part_is_that_of_many_runs() -> None:
     for _ in range(400):
         part, rest = (mean + deviation * rng.standard_normal(30) for mean, deviation in ((1e7, 1e6), (1e8, 5e6)))
         found.append(typical_part(part, np.rint(part + rest).astype(np.int64)))
-    deviations = [not_none(of_run.deviation) for of_run in found]
+    deviations = [of_run.deviation for of_run in found]
     assert sum(deviations) / len(deviations) == pytest.approx(stdev(of_run.ns for of_run in found), rel=0.12)
 
 
@@ -237,7 +232,7 @@ def test_parts_without_a_change_are_seldom_called_different() -> None:
         return [typical_part(part, lengths) for part in (compute.astype(np.float64), wait)]
 
     pairs = [(parts(), parts()) for _ in range(100)]
-    chances = [not_none(difference(of_a, of_b)).p for a, b in pairs for of_a, of_b in zip(a, b, strict=True)]
+    chances = [difference(of_a, of_b).p for a, b in pairs for of_a, of_b in zip(a, b, strict=True)]
     assert 0 < sum(p < 0.05 for p in chances) <= 0.07 * len(chances)
-    slower = [not_none(difference(a[1], replace(b[1], ns=b[1].ns + 60_000_000))).p for a, b in pairs]
+    slower = [difference(a[1], replace(b[1], ns=b[1].ns + 60_000_000)).p for a, b in pairs]
     assert sum(p < 0.05 for p in slower) >= 95

@@ -27,7 +27,6 @@ from tests.support.analysed import analyse
 from tests.support.comparison import compare_runs
 from tests.support.extent import ALL
 from tests.support.noisy_runs import LATENCY_NS, Noise, NoisyRun
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import record, renamed
 from tools.compare_table import NOISES, alarms_of
@@ -72,7 +71,7 @@ def test_a_run_does_not_differ_from_itself(tmp_path: Path) -> None:
     same = compare_runs(run, run)
     assert same.verdict == "no difference"
     assert same.span.change == 0
-    assert not_none(same.span.low) < 0 < not_none(same.span.high)
+    assert same.span.low < 0 < same.span.high
     assert not any(part.significant for part in same.parts)
     assert same.facts == ()
     assert same.work == Work(True, "the same steps, to the nanosecond")
@@ -111,8 +110,8 @@ def test_the_typical_steps_are_those_of_the_reports_and_the_other_way_round_is_t
         assert lengths[(len(lengths) - 1) // 2] == ns
     back = compare_runs(*(read_compared(tmp_path / f"{seed}.csv") for seed in (1, 0)))
     assert (there.verdict, back.verdict) == ("slower", "faster")
-    assert (1 + not_none(there.span.change)) * (1 + not_none(back.span.change)) == pytest.approx(1)
-    assert not_none(there.span.change) == pytest.approx(0.03, abs=0.006)
+    assert (1 + there.span.change) * (1 + back.span.change) == pytest.approx(1)
+    assert there.span.change == pytest.approx(0.03, abs=0.006)
 
 
 def test_a_slower_stage_is_the_part_that_changed_most(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from pptrace.analysis.compare.bootstrap import Typical, p_value, relative_difference
 from pptrace.analysis.compare.run_to_run import Order, typical_of_sides
 from tests.support.extent import ALL, by_turns
-from tests.support.optional import not_none
 
 USUAL = 100_000_000
 
@@ -49,7 +48,7 @@ def test_the_mean_of_runs_has_the_freedom_of_their_number() -> None:
     assert both.a.deviation == pytest.approx(stdev(a) / 2)
     assert both.b.deviation == pytest.approx(stdev(b) / sqrt(2))
     assert (both.a.freedom, both.b.freedom, both.a.run_to_run) == (3, 1, 0)
-    found = not_none(relative_difference(both.a, both.b))
+    found = relative_difference(both.a, both.b)
     assert found.freedom <= 2  # that of two sides of two runs
     assert found.p == pytest.approx(p_value(found.estimate / found.deviation, found.freedom))
 
@@ -83,12 +82,12 @@ TURNS = Order((0, 2, 4, 6), (1, 3, 5, 7))
 
 def test_a_machine_that_drifts_hides_no_change_of_runs_that_are_taken_in_turns() -> None:
     both = typical_of_sides(*drifting(TURNS, -0.004, 0.01), TURNS)
-    found = not_none(relative_difference(both.a, both.b))
+    found = relative_difference(both.a, both.b)
     assert found.estimate == pytest.approx(0.01, abs=2e-4)
     assert found.p < 0.05
     assert both.trend == pytest.approx(-0.004 * USUAL, rel=0.02)
     unaware = typical_of_sides(*drifting(TURNS, -0.004, 0.01))
-    hidden = not_none(relative_difference(unaware.a, unaware.b))
+    hidden = relative_difference(unaware.a, unaware.b)
     assert hidden.p > 0.05
     assert unaware.trend is None
 
@@ -121,5 +120,5 @@ def test_the_doubt_of_the_line_is_that_of_a_linear_model() -> None:
     variance = squares[0] / (8 - 3) * np.linalg.inv(model.T @ model)[1, 1]
     assert both.trend == pytest.approx(found[2])
     assert both.b.ns - both.a.ns == pytest.approx(found[1], abs=1)
-    assert hypot(not_none(both.a.deviation), not_none(both.b.deviation)) == pytest.approx(sqrt(variance))
+    assert hypot(both.a.deviation, both.b.deviation) == pytest.approx(sqrt(variance))
     assert both.a.freedom + both.b.freedom == 8 - 3

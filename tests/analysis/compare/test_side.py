@@ -21,7 +21,6 @@ from pptrace.report.tables.comparison import comparison_tables
 from pptrace.workflow.compare import read_compared
 from tests.support.comparison import compare_runs
 from tests.support.noisy_runs import Noise, NoisyRun
-from tests.support.optional import not_none
 
 STEPS = 20
 SHORT = NoisyRun(Noise(runs=0.01), steps=STEPS)
@@ -83,10 +82,7 @@ def test_runs_that_were_not_taken_in_turns_are_a_warning_and_in_turns_a_trend_is
     turns = compare_sides(timed(runs[:4], (0, 2, 4, 6)), timed(runs[4:8], (1, 3, 5, 7)))
     assert not any("taken before" in line for line in turns.warnings)
     notes = comparison_tables(turns, Amount.BRIEF)[0].notes
-    assert (
-        f"taken out: a change of {not_none(turns.trend):+.2%} from each run to the next, whichever side it is of"
-        in notes
-    )
+    assert f"taken out: a change of {turns.trend:+.2%} from each run to the next, whichever side it is of" in notes
 
 
 def test_runs_of_different_programs_are_refused_in_one_line(runs: list[ComparedRun]) -> None:
@@ -158,7 +154,7 @@ def test_joined_figures_are_not_known_where_a_run_lacks_them() -> None:
     assert both.parts[EXPOSED][AXIS].tolist() == [1, 2, 0, 0]
     assert both.parts[CAUSE][STRAGGLER].tolist() == [3, 0, 0, 0]
     assert "range" not in both.parts
-    assert not_none(both.span).tolist() == [5, 6, 5, 6]
+    assert both.span.tolist() == [5, 6, 5, 6]
     assert (both.num_steps, both.knows_communication, both.num_stages) == (4, True, 2)
     lacking = joined([figures(parts, True), replace(figures({}, False), span=None, num_stages=3)])
     assert np.isnan(lacking.parts[EXPOSED][AXIS][2:]).all()

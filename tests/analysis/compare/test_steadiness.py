@@ -15,7 +15,6 @@ from pptrace.analysis.compare.undisturbed import Steadiness
 from pptrace.workflow.compare import read_compared
 from tests.support.comparison import compare_runs
 from tests.support.noisy_runs import Noise, NoisyRun
-from tests.support.optional import not_none
 
 QUIET = NoisyRun(Noise(ops=0.01), steps=2)
 
@@ -27,7 +26,7 @@ def read(folder: Path, run: NoisyRun, seed: int = 0) -> ComparedRun:
 @pytest.mark.parametrize("deviation", [0.0, 0.01, 0.03, 0.15])
 def test_the_deviation_is_that_of_ops_of_one_kind_and_stage(deviation: float, tmp_path: Path) -> None:
     run = replace(QUIET, noise=Noise(ops=deviation, steps=0.2), slower_stage=(2, 1.5))
-    steadiness = not_none(read(tmp_path, run).steadiness)
+    steadiness = read(tmp_path, run).steadiness
     assert steadiness.deviation == pytest.approx(deviation, rel=0.15, abs=1e-4)
     assert steadiness.num_ops == 16
     assert 0.8 < steadiness.share <= 1, "what is left are messages and the gap between two steps"

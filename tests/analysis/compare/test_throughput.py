@@ -18,7 +18,6 @@ from pptrace.report.tables.comparison import comparison_tables
 from pptrace.workflow.compare import read_compared
 from tests.support.comparison import compare_runs
 from tests.support.noisy_runs import NoisyRun
-from tests.support.optional import not_none
 
 Series = npt.NDArray[np.int64]
 STEP = 100_000_000
@@ -57,7 +56,7 @@ def test_steps_that_do_not_vary_but_for_a_long_one_in_three_change_otherwise() -
 
 def test_few_steps_have_an_uncertain_mean_and_show_no_other_change() -> None:
     few, one = mean_step_of(steps(FEWEST_STEPS - 1, 0, every=3, longer=2.0)), mean_step_of(steps(1, 0))
-    assert not_none(few.mean.deviation) > 0.5 * STEP
+    assert few.mean.deviation > 0.5 * STEP
     assert one.mean.deviation is None
     assert not changes_otherwise([few], [mean_step_of(steps(50, 1))])
 
@@ -77,10 +76,9 @@ def test_a_checkpoint_in_every_third_step_is_in_the_sentence_and_the_table(run: 
     a = of_periods(run, steps(30, 0, every=3, longer=1.7))
     found = compare_runs(a, of_periods(run, steps(30, 1, factor=1.1)))
     assert (found.verdict, found.mean is not None and found.mean.is_otherwise) == ("slower", True)
-    assert found.mean is not None
     assert found.mean.a_ns == round(a.figures.lengths.mean())
     assert found.mean.change == found.mean.b_ns / found.mean.a_ns - 1
-    assert not_none(found.mean.high) < 0
+    assert found.mean.high < 0
     assert found.detail.startswith("B is slower by typical steps and faster on average: a typical step takes ")
     assert f", but the mean one, which counts for throughput, {found.mean.a_ns / 1e6:.2f} ms in A and " in found.detail
     rows = comparison_tables(found, Amount.BRIEF)[0].rows
@@ -120,7 +118,7 @@ def test_of_other_work_the_sentence_is_on_lengths_alone(
 ) -> None:
     """Its first sentence says that no length tells which is faster, and the second one says no such thing."""
     a, b = (
-        replace(of_periods(run, steps(30, seed, **{"every": 0} | given)), facts={"model layers": layers})  # type: ignore[arg-type]
+        replace(of_periods(run, steps(30, seed, **{"every": 0} | given)), facts={"model layers": layers})
         for seed, (given, layers) in enumerate(((of_a, "4"), (of_b, "8")))
     )
     detail = compare_runs(a, b).detail

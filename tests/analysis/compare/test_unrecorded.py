@@ -17,7 +17,6 @@ from pptrace.analysis.report import RecordingReport
 from pptrace.workflow.compare import read_compared
 from tests.support.comparison import compare_runs
 from tests.support.noisy_runs import NoisyRun
-from tests.support.optional import not_none
 from tests.support.programs import ROOT
 
 OBSERVED = ROOT.parent / "shared" / "data" / "gpu_observer"
@@ -55,7 +54,7 @@ def test_two_programs_of_equal_length_that_were_recorded_differently_do_not_diff
     assert found.verdict == "no difference"
     assert found.span.a_ns == pytest.approx(small * 1e6, rel=0.05)
     assert found.span.b_ns == pytest.approx(mid * 1e6, rel=0.05)
-    assert not_none(found.span.low) < mid / small - 1 < not_none(found.span.high)
+    assert found.span.low < mid / small - 1 < found.span.high
     assert found.recording.a.source == found.recording.b.source == "predicted"
     assert not any(part.significant for part in found.parts)
     assert len([line for line in found.warnings if line.startswith("the recordings differ: torch.profiler in A,")]) == 1
@@ -66,7 +65,7 @@ def test_two_programs_of_equal_length_that_were_recorded_differently_do_not_diff
 
 
 def test_errors_of_recordings_that_differ_are_independent() -> None:
-    one = not_none(cost().deviation)
+    one = cost().deviation
     others = (
         cost(SHAPES),
         cost(format_name="nsys-sqlite"),
@@ -85,7 +84,7 @@ def test_of_runs_that_were_recorded_alike_costs_that_differ_and_lengths_that_dep
     dearer = cost(replace(BLOCK, cost_per_event_ns=2_200.0))
     assert deviation(cost(), dearer) == pytest.approx(10_000 * 200 / STEP)
     surer = cost(replace(BLOCK, low_ns=round(0.98 * STEP), high_ns=round(1.02 * STEP)))
-    assert deviation(cost(), surer) == pytest.approx((cost().deviation or 0) - not_none(surer.deviation))
+    assert deviation(cost(), surer) == pytest.approx((cost().deviation or 0) - surer.deviation)
 
 
 def test_a_recorded_step_is_off_by_what_it_may_be_longer() -> None:
@@ -144,7 +143,7 @@ def test_what_is_not_known_of_the_cost_widens_the_interval_and_unmarks_parts(
     assert alike.span.change == apart.span.change
     assert alike.span.low == compare_runs(*table).span.low
     assert apart.recording.deviation == pytest.approx(hypot(cost().deviation or 0, cost().deviation or 0))
-    assert log(1 + not_none(apart.span.high)) - log(1 + (apart.span.change or 0)) == pytest.approx(
+    assert log(1 + apart.span.high) - log(1 + (apart.span.change or 0)) == pytest.approx(
         1.96 * apart.recording.deviation, rel=0.05
     )
     assert any(part.significant for part in alike.parts)
@@ -160,6 +159,4 @@ def test_steps_that_were_timed_unrecorded_are_the_typical_ones(table: tuple[Comp
     assert found.num_steps.a == len(period)
     a, b = (replace(run, figures=replace(run.figures, period=None)) for run in table)
     spans = compared((a, b), measured, cost())
-    assert spans.span.a_ns == np.sort(not_none(a.figures.span))[(len(period) - 1) // 2], (
-        "spans of pipelines are no periods"
-    )
+    assert spans.span.a_ns == np.sort(a.figures.span)[(len(period) - 1) // 2], "spans of pipelines are no periods"

@@ -20,7 +20,6 @@ from pptrace.workflow.compare import read_compared
 from pptrace.workflow.load import load
 from tests.analysis.test_idle_spans import LOADER, report_of
 from tests.support.comparison import compare_runs
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 LOADS = ((LOADER, 100, 2_900),)
@@ -184,7 +183,7 @@ def test_the_first_table_ends_with_the_step_and_has_parts_of_parts_behind_it(tmp
 
 def test_the_pictures_have_the_parts_that_sum_to_the_step_and_not_what_is_in_them(tmp_path: Path) -> None:
     found = compare_runs(*(read_compared(run_of(tmp_path / name, loads=name == "b")) for name in "ab"))
-    both, changes = not_none(causes_of_both(found)), not_none(changes_of_parts(found))
+    both, changes = causes_of_both(found), changes_of_parts(found)
     assert both.layout.xaxis.title.text == "ms"
     assert {"compute", "loading of data"} <= set(both.layout.yaxis.ticktext)
     assert "loading of data" in changes.layout.yaxis.ticktext

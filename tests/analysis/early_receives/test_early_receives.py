@@ -23,7 +23,6 @@ from tests.schedule.rendezvous import StuckError
 from tests.schedule.rendezvous import run as run_blocking
 from tests.schedule.torch_tables import with_torch_messages
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import (
     BYTES,
     Event,
@@ -63,7 +62,7 @@ def span(run: PaperRun) -> int:
 
 
 def test_a_rank_that_waits_in_its_calls_is_held_up_until_the_sender_can_send() -> None:
-    early = not_none(analysed(run_on_paper(EARLY, cost)).report.early_receives)
+    early = analysed(run_on_paper(EARLY, cost)).report.early_receives
     # 0F0 ends at 1,000; rank 1 runs 1F0 until 2,000 and 1F1 from 3,000 to 4,000, for which rank 0 waits both times.
     assert early.pairs == (
         HeldCall(0, "2RECV_F0", 2, 0, 1, "0F1", STEPS, 1000, 1000),
@@ -76,14 +75,13 @@ def test_a_rank_that_waits_in_its_calls_is_held_up_until_the_sender_can_send() -
 def test_the_repaired_order_gains_what_a_machine_with_blocking_calls_says() -> None:
     before = run_on_paper(EARLY, cost)
     analysis = analysed(before)
-    assert analysis.order is not None
     after = run_on_paper(analysis.order.repaired, cost)
     assert to_rows(analysis.order.posted) == to_rows(EARLY)
     assert to_rows(analysis.order.repaired.compute_only()) == to_rows(EARLY.compute_only())
     gain = span(before) - span(after)
     assert gain == 2000
     assert analysis.order.gains.tolist() == [gain] * STEPS
-    assert not_none(analysis.report.early_receives).gain_ns == gain
+    assert analysis.report.early_receives.gain_ns == gain
     (finding,) = [one for one in analysis.report.findings if one.evidence.get("reason") == EARLY_RECEIVES]
     assert (finding.gain_ns, finding.evidence["where"]) == (gain, {"rank": 0})
     assert finding.evidence["num_receives"] == 2 * STEPS
@@ -94,7 +92,7 @@ def test_a_stream_that_runs_calls_in_order_holds_up_sends() -> None:
     """torch's own order for three ranks: each receive for stage 3 stands before a send of stage 0, and waits for rank 2."""
     run = run_on_streams(with_torch_messages(build("interleaved-1f1b", 3, 3)), cost, 10)
     analysis = analysed(run, events_launched_ahead, pause=50_000)
-    early = not_none(analysis.report.early_receives)
+    early = analysis.report.early_receives
     assert early.where == "stream"
     done = {str(one.action): one for rank in run.ranks for one in rank}
     held = {(pair.receive, pair.held): pair.held_ns for pair in early.pairs if pair.rank == 0}
@@ -108,7 +106,6 @@ def test_a_stream_that_runs_calls_in_order_holds_up_sends() -> None:
         )
     }
     assert set(held.values()) == {1000}
-    assert analysis.order is not None
     assert (
         analysis.order.gains.tolist() == [span(run) - span(run_on_streams(analysis.order.repaired, cost, 10))] * STEPS
     )
@@ -125,7 +122,7 @@ def test_nothing_is_named_where_each_receive_comes_right_before_its_reader(
         analysis = analysed(run_on_streams(plan, cost, 10), events_launched_ahead, pause=50_000)
     else:
         analysis = analysed(run_on_paper(plan, cost, 10))
-    early = not_none(analysis.report.early_receives)
+    early = analysis.report.early_receives
     assert (early.held_ns, early.gain_ns, early.pairs, early.ranks) == (0, 0, (), ())
     assert analysis.order is None
     assert not [one for one in analysis.report.findings if one.evidence.get("reason") == EARLY_RECEIVES]
@@ -150,7 +147,7 @@ def posted_ahead(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 
 def test_receives_that_are_posted_early_and_hold_up_nothing_are_not_named() -> None:
     """As over gloo, which matches messages by rank and tag: the rank goes on, and each message comes when it is sent."""
     run = run_on_streams(with_torch_messages(build("interleaved-1f1b", 3, 3)), cost, 10)
-    early = not_none(analysed(run, posted_ahead).report.early_receives)
+    early = analysed(run, posted_ahead).report.early_receives
     assert (early.reason, early.pairs, early.gain_ns) == (None, (), 0)
 
 
@@ -162,7 +159,7 @@ def test_the_order_of_traces_and_events_changes_nothing() -> None:
 
 def test_without_the_trace_of_a_rank_no_gain_is_known() -> None:
     traces = record(EARLY, cost, steps=STEPS).traces()
-    early = not_none(analyse(traces[:1], num_ranks=2).report.early_receives)
+    early = analyse(traces[:1], num_ranks=2).report.early_receives
     assert not early.gain_ns
     assert not early.pairs
 
@@ -176,7 +173,7 @@ def test_an_order_that_differs_from_step_to_step_is_not_repaired() -> None:
         return host_events(runs[step % 2], rank, pipeline, step, at)
 
     recording = Recording(Job(EARLY, 1, STEPS), max(runs, key=lambda run: run.end), events)
-    early = not_none(analyse(recording.traces()).report.early_receives)
+    early = analyse(recording.traces()).report.early_receives
     assert early.pairs
     assert early.gain_ns is None
     assert early.gain_reason == OTHER_ORDERS
@@ -194,17 +191,17 @@ def test_kernels_that_were_not_recorded_are_a_reason() -> None:
     run = run_on_streams(with_torch_messages(build("interleaved-1f1b", 3, 3)), cost, 10)
 
     def without_kernels(*args: object) -> list[Event]:
-        return [event for event in events_launched_ahead(*args) if event.stream < 0]  # type: ignore[arg-type]
+        return [event for event in events_launched_ahead(*args) if event.stream < 0]
 
-    early = not_none(analysed(run, without_kernels, pause=50_000).report.early_receives)
+    early = analysed(run, without_kernels, pause=50_000).report.early_receives
     assert early.reason == NOT_RECORDED
 
 
 def test_the_order_that_was_repaired_has_no_better() -> None:
-    order = not_none(analysed(run_on_paper(EARLY, cost)).order)
+    order = analysed(run_on_paper(EARLY, cost)).order
     again = analysed(run_on_paper(order.repaired, cost))
     assert again.order is None
-    assert not_none(again.report.early_receives).gain_reason in (None, NO_BETTER)
+    assert again.report.early_receives.gain_reason in (None, NO_BETTER)
 
 
 @pytest.mark.parametrize(("name", "pp", "microbatches"), [("interleaved-1f1b", 3, 3), ("zbv", 3, 6)])
@@ -213,6 +210,6 @@ def test_no_repaired_order_can_deadlock_where_torchs_deferred_one_does(name: str
     early = with_torch_messages(plan)
     analysis = analysed(run_on_streams(early, cost, 10), events_launched_ahead, pause=50_000)
     for one_at_a_time in (False, True):
-        run_blocking(to_rows(not_none(analysis.order).repaired), one_at_a_time)
+        run_blocking(to_rows(analysis.order.repaired), one_at_a_time)
     with pytest.raises(StuckError):
         run_blocking(to_rows(with_torch_messages(plan, deferred=True)), one_at_a_time=True)

@@ -22,7 +22,6 @@ from tests.schedule import torch_tables
 from tests.schedule.test_text import torch_runtime
 from tests.schedule.torch_tables import with_torch_messages
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.programs import EXAMPLE, pptrace, sizes
 from tests.support.synthetic import record, run_on_paper
 
@@ -43,7 +42,7 @@ def analysis() -> Analysis:
 def test_the_gain_is_that_of_the_report_and_of_a_machine(analysis: Analysis) -> None:
     predictions = predict_changes(analysis, Wishes(repair_order=True))
     (scenario,) = predictions.result.scenarios
-    order = not_none(analysis.order)
+    order = analysis.order
     before, after = (
         run.window[1] - run.window[0]
         for run in (run_on_paper(plan, cost, MS, one_by_one=True) for plan in (EARLY, order.repaired))
@@ -51,7 +50,7 @@ def test_the_gain_is_that_of_the_report_and_of_a_machine(analysis: Analysis) -> 
     assert (scenario.name, scenario.standing) == (REPAIRED, Standing.SURE)
     assert scenario.span_ns == after
     assert scenario.gain_ns == before - after > 0
-    assert not_none(analysis.report.early_receives).gain_ns == scenario.gain_ns
+    assert analysis.report.early_receives.gain_ns == scenario.gain_ns
     assert predictions.result.replay_ns == predictions.result.measured_ns
 
 
@@ -59,7 +58,7 @@ def test_torch_loads_and_runs_the_csv(analysis: Analysis, tmp_path: Path) -> Non
     path = tmp_path / "order.csv"
     predict_changes(analysis, Wishes(repair_order=True)).to_csv(path)
     plan = read_sound_csv(path)  # complete, and free of deadlock
-    assert to_rows(plan) == to_rows(not_none(analysis.order).repaired) != to_rows(EARLY)
+    assert to_rows(plan) == to_rows(analysis.order.repaired) != to_rows(EARLY)
     runtime = torch_runtime(EARLY)
     runtime._load_csv(str(path), format="compute_comms")
     assert torch_tables.text_rows(runtime.pipeline_order_with_comms) == to_rows(plan)
@@ -119,10 +118,9 @@ def test_a_recorded_run_is_named_and_its_repaired_order_gains_what_was_predicted
         ended = pptrace("whatif", run, "--repair-order", "--csv", repaired, forked=True)
         assert ended.code == 0, ended.err
         before = load([run]).report
-        assert before.early_receives is not None
-        predicted = not_none(before.early_receives.gain_ns)
+        predicted = before.early_receives.gain_ns
         after = load([recorded(repaired, attempt)]).report
-        gain = (not_none(before.typical_step).span_ns or 0) - (not_none(after.typical_step).span_ns or 0)
+        gain = (before.typical_step.span_ns or 0) - (after.typical_step.span_ns or 0)
         if 0.5 * predicted < gain < 2 * predicted:
             break
     assert 0.5 * predicted < gain < 2 * predicted

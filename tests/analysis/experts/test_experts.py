@@ -24,7 +24,6 @@ from pptrace.schedule.text import from_rows
 from pptrace.workflow import analyse as workflow
 from pptrace.workflow.analyse import Analysis
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import START, Event, Job, make_trace, marked
 
 ROW_NS = {"F": 2_000, "B": 4_000}
@@ -144,7 +143,7 @@ def analysed(run: Experts) -> Analysis:
 
 
 def experts_of(run: Experts) -> ExpertsReport:
-    return not_none(analysed(run).report.experts)
+    return analysed(run).report.experts
 
 
 def findings_of(report: Report, reason: str) -> list[Finding]:
@@ -192,8 +191,6 @@ def test_what_unequal_routes_cost_is_what_equal_ones_save(again: bool) -> None:
     run = replace(HOT, again=again)
     analysis = analysed(run)
     experts, (finding,) = analysis.report.experts, findings_of(analysis.report, "unequal routes")
-    assert experts is not None
-    assert experts.routing is not None
     expected = equal_gain(run)
     assert experts.routing.gain_ns == pytest.approx(expected, rel=0.01)
     assert finding.gain_ns == experts.routing.gain_ns
@@ -233,7 +230,7 @@ def test_ranks_that_share_experts_compute_the_rows_of_all_of_them() -> None:
     one, both = experts_of(HOT), experts_of(replace(HOT, sharing=2))
     assert [rank.rows for rank in both.ranks] == [2 * (rank.rows or 0) for rank in one.ranks]
     assert [rank.ratio for rank in both.ranks] == [rank.ratio for rank in one.ranks]
-    assert not_none(both.routing).gain_ns == pytest.approx(not_none(one.routing).gain_ns, rel=0.01)
+    assert both.routing.gain_ns == pytest.approx(one.routing.gain_ns, rel=0.01)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -261,10 +258,10 @@ def test_the_rank_with_most_rows_is_last_for_its_rows() -> None:
 
 def test_a_slow_rank_with_as_many_rows_is_slow_and_routes_are_neither_finding_nor_cost() -> None:
     analysis = analysed(Experts(slow=2.0))
-    experts = not_none(analysis.report.experts)
+    experts = analysis.report.experts
     assert reasons_of(experts, "combine") == {(1, "slow")}
     assert [rank.slowness for rank in experts.ranks] == pytest.approx([0.5, 2.0])
-    assert not_none(experts.routing).gain_ns == 0
+    assert experts.routing.gain_ns == 0
     assert not findings_of(analysis.report, "unequal routes")
     (finding,) = findings_of(analysis.report, "late member")
     assert finding.evidence["where"] == {"rank": 1}
@@ -288,7 +285,6 @@ def test_equal_routes_are_no_finding() -> None:
 
 def test_a_capacity_that_drops_too_much_is_a_finding() -> None:
     report = analysed(Experts(dropped=20)).report
-    assert report.experts is not None
     assert [layer.dropped for layer in report.experts.layers] == [2 * 3 * 3 * 20] * 2
     assert [layer.dropped_share for layer in report.experts.layers] == pytest.approx([20 / 80] * 2)
     assert [layer.dropped_tokens for layer in report.experts.layers] == [2 * 3 * 3 * 20] * 2  # of one route each
@@ -315,7 +311,7 @@ def test_damaged_counts_are_left_out(damage: Callable[[dict[str, Any]], None]) -
     traces = HOT.traces()
     for trace in traces:
         damage(trace.metadata["experts"])
-    experts = not_none(analyse(traces).report.experts)
+    experts = analyse(traces).report.experts
     assert experts.source == "splits"
     assert [layer.routes for layer in experts.layers] == [None, None]
     assert [rank.rows for rank in experts.ranks] == [3 * 460, 3 * 260]

@@ -19,7 +19,6 @@ from pptrace.sizes.experts import ExpertSizes
 from pptrace.slices import Slice
 from tests.support.expert_calls import expert_calls
 from tests.support.gpt_runs import facts_of_run
-from tests.support.optional import not_none
 
 EP, EXPERTS, TOP_K, TOKENS, HIDDEN = 2, 6, 2, 12, 32
 
@@ -42,7 +41,7 @@ def passes(forwards: int, again: bool = False) -> Int64 | None:
 def test_passes_of_forwards_with_two_backwards_are_not_known() -> None:
     twice = Slice({name: np.array(values) for name, values in (("backward", [0, 1, 1]), ("again", [0, 0, 0]))})
     assert passes_of(twice, np.zeros(3, dtype=np.int64), 1) is None
-    assert not_none(passes(1)).tolist() == [2]
+    assert passes(1).tolist() == [2]
 
 
 @pytest.mark.parametrize("etp", [1, 2])
@@ -86,7 +85,7 @@ def test_bytes_by_counts_are_those_of_the_calls_of_tokens(dispatcher: str, etp: 
 
 def test_other_models_and_ops_with_other_calls_have_no_prediction() -> None:
     fact = {"num": 1, "top_k": 1, "first": 0, "forwards": [[0, 0, [3]]], "chosen": [[3]]}
-    counts = not_none(read_counts(fact))
+    counts = read_counts(fact)
     sizes, known = TokenSizes(8, "all-to-all", 1, row_flops=10), {0: counts}
     assert handed_in(passes(1), 0, known, sizes) == 8 * 2 * (3 + 3)
     assert handed_in(passes(2), 0, known, sizes) is None
@@ -116,7 +115,7 @@ def test_forwards_some_of_which_are_recomputed_hand_in_their_rows_as_often_as_th
     columns["out_end_ns"] = columns["back_end_ns"] = np.arange(10)
     counted = [[0, layer, [rows[microbatch, layer]]] for microbatch, layer, _, _ in forwards]
     fact = {"num": 1, "top_k": 1, "first": 0, "forwards": counted, "chosen": [entry[2] for entry in counted]}
-    counts = not_none(read_counts(fact))
+    counts = read_counts(fact)
     sizes = TokenSizes(8, "all-to-all", 1, row_flops=10)
     (load,) = rank_loads(Waits(with_model_stages(Slice(columns), None)), {0: counts}, sizes)
     assert load.predicted_bytes == 8 * 2 * (2 * (3 + 5) + 3 * (7 + 11))
@@ -143,7 +142,7 @@ def test_layers_with_different_numbers_of_experts_keep_their_own_counts() -> Non
     for layer, (num, routes) in enumerate(((2, [0, 1, 1]), (4, [3, 3, 0]))):
         chosen = torch.tensor(routes).unsqueeze(1)
         recorded.add(7, layer, chosen, chosen, num, (num // 2, [layer + 1] * (num // 2)))
-    counts = not_none(read_counts(recorded.facts()))
+    counts = read_counts(recorded.facts())
     assert counts.num.tolist() == [2, 4]
     assert (counts.first.tolist(), counts.held.tolist()) == ([1, 2], [1, 2])
     assert counts.chosen.tolist() == [[1, 2, 0, 0], [1, 0, 0, 2]]
@@ -156,12 +155,10 @@ def test_tokens_of_which_no_route_is_kept_are_counted() -> None:
     for kept in ([[0, 3], [3, 3], [2, 0]], [[3, 3], [3, 3], [3, 3]]):
         recorded.add(0, 0, chosen, torch.tensor(kept), 3, (0, [1, 1, 1]))
     recorded.add(0, 0, chosen, chosen, 3, (0, [2, 2, 2]))
-    facts = not_none(recorded.facts())
+    facts = recorded.facts()
     counts, older = read_counts(facts), read_counts({**facts, "tokens": None})
     damaged = ([[3, 1], [3, 3]], [[3, 1], [3, 4], [3, 0]], [[3, 1], [3, 3], [3, -1]], [[3, 1], [3, 3], [3]])
     for tokens in damaged:
-        assert not_none(read_counts({**facts, "tokens": tokens})).tokens.tolist() == [-1, -1, -1]
-    assert counts is not None
+        assert read_counts({**facts, "tokens": tokens}).tokens.tolist() == [-1, -1, -1]
     assert (counts.tokens.tolist(), counts.dropped.tolist()) == ([3, 3, 3], [1, 3, 0])
-    assert older is not None
     assert older.dropped.tolist() == [-1, -1, -1]

@@ -17,7 +17,6 @@ from pptrace.analysis.experts.waits import Waits, expert_steps
 from pptrace.slices import Slice
 from tests.analysis.experts.on_paper import Call, exchanges_of_all, random_calls
 from tests.analysis.experts.test_experts import HOT, ROW_NS, Experts, experts_of
-from tests.support.optional import not_none
 
 GROUPS = ((0, 3, 4), (1, 2), (5, 6, 7, 8))
 
@@ -119,7 +118,7 @@ def test_who_comes_last_is_known_where_each_member_names_another_layer() -> None
     calls = [Call(0, (0, 1), np.array([[0, 0], [20 + at, 40]]), rows) for at in (0, 5, 30)]
     exchanges = exchanges_of_all(calls)
     columns = {**exchanges.columns, "layer": exchanges["rank"]}
-    part = not_none(report_experts(ExpertsOfRun(with_model_stages(Slice(columns), None), {}), (), {}))
+    part = report_experts(ExpertsOfRun(with_model_stages(Slice(columns), None), {}), (), {})
     combines = [(call.last_rank, call.last_share, call.last_reason) for call in part.calls if call.role == "combine"]
     assert combines == [(0, pytest.approx(1 / 3), None), (1, pytest.approx(2 / 3), None)]
 
@@ -130,7 +129,6 @@ def test_waits_are_those_of_whole_calls_where_members_name_other_layers() -> Non
     part = report_experts(
         ExpertsOfRun(with_model_stages(Slice({**exchanges.columns, "layer": layer}), None), {}), (), {}
     )
-    assert part is not None
     waits = [step.wait_ns for step in expert_steps(Waits(exchanges))]
     assert [step.wait_ns for step in part.steps] == waits
     assert sum(call.wait_ns or 0 for call in part.calls) == sum(wait or 0 for wait in waits)

@@ -15,7 +15,6 @@ from pptrace.model.traces import Category
 from pptrace.workflow.analyse import Analysis
 from tests.recognise.kineto_calls import ALL_GATHER, ALL_TO_ALL, MAIN_THREAD, Rank
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import AUTOGRAD_THREAD
 
 HIDDEN, ITEM, ROW_NS = 64, 2, 10
@@ -138,7 +137,7 @@ class Style:
         return analyse([self.rank(number).trace() for number in (0, 1)])
 
     def experts(self) -> ExpertsReport:
-        return not_none(self.analysis().report.experts)
+        return self.analysis().report.experts
 
 
 def _parts_of(rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -19,7 +19,6 @@ from pptrace.workflow.load import load
 from tests.analysis.experts.on_paper import WIDTH, Call, counted, random_calls, tables_of
 from tests.analysis.experts.test_experts import HOT, ROW_BYTES, analysed
 from tests.analysis.experts.test_other_frameworks import HIDDEN, ITEM, MEGATRON, ROWS, SWITCH
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 GROUPS = ((0, 3, 4), (1, 2), (5, 6, 7, 8))
@@ -34,7 +33,6 @@ def traffic_of_tables(tables: Tables, counts: Counts | None = None, sizes: Token
 
 
 def cells_of(matrix: TrafficMatrix | None) -> dict[tuple[int, int], int]:
-    assert matrix is not None
     return {(pair.source, pair.target): pair.rows for pair in matrix.pairs()}
 
 
@@ -63,10 +61,9 @@ def test_the_matrix_is_that_of_a_reference_in_plain_loops(seed: int) -> None:
     cells = by_loops(calls)
     assert cells_of(traffic.matrix) == cells
     assert traffic.reasons == ()
-    assert traffic.matrix is not None
     assert set(traffic.matrix.groups) == set(GROUPS)
     assert (traffic.matrix.bytes == WIDTH * traffic.matrix.rows).all()
-    part = not_none(report_traffic(traffic.matrix))
+    part = report_traffic(traffic.matrix)
     assert (part.known_from, part.num_rows, part.num_pairs) == ("splits", sum(cells.values()), 6 + 2 + 12)
     away = {pair: rows for pair, rows in cells.items() if pair[0] != pair[1]}
     assert (part.away_rows, part.away_bytes) == (sum(away.values()), WIDTH * sum(away.values()))
@@ -80,13 +77,11 @@ def test_the_matrix_is_that_of_a_reference_in_plain_loops(seed: int) -> None:
 def test_rows_of_a_column_are_those_that_the_rank_computes() -> None:
     analysis = analysed(HOT)
     experts, matrix = analysis.report.experts, analysis.expert_traffic
-    assert experts is not None
     assert matrix is not None
     received = {rank.rank: rank.rows for rank in experts.ranks}
     assert {rank: int(matrix.rows[matrix.target == rank].sum()) for rank in (0, 1)} == received
     sent = 3 * sum(rows // 2 for of in HOT.rows for rows in of)
     assert cells_of(matrix) == {(0, 0): sent, (0, 1): 3 * 360 - sent, (1, 0): sent, (1, 1): 3 * 360 - sent}
-    assert experts.traffic is not None
     assert experts.traffic.away_bytes == ROW_BYTES * experts.traffic.away_rows
 
 
@@ -107,8 +102,6 @@ def test_of_a_thousand_ranks_the_report_has_the_pairs_with_most_rows() -> None:
     calls = [Call(0, group, np.zeros((2, 64), dtype=np.int64), rng.integers(0, 99, (64, 64))) for group in groups]
     matrix = traffic_of_tables(tables_of(calls)).matrix
     part = report_traffic(matrix)
-    assert matrix is not None
-    assert part is not None
     assert (len(matrix.rows), part.num_pairs, len(part.pairs)) == (65_536, 65_536 - 1024, MOST_PAIRS)
     assert part.num_rows == sum(int(call.rows.sum()) for call in calls)
     is_away = matrix.source != matrix.target
@@ -186,7 +179,7 @@ def test_counts_tell_where_routes_go_whatever_the_calls_carry() -> None:
         sizes = TokenSizes(64, dispatcher, 1, ep_groups=((0, 1),))
         traffic = traffic_of(no_exchanges(), counts, {}, sizes)
         assert cells_of(traffic.matrix) == {(0, 0): 6, (0, 1): 10, (1, 0): 2, (1, 1): 13}
-        part = not_none(report_traffic(traffic.matrix))
+        part = report_traffic(traffic.matrix)
         assert (part.known_from, part.num_rows, part.away_rows) == ("counts", 31, 12)
         assert part.away_bytes == (None if width is None else 12 * width)
         line = f"with the dispatcher {dispatcher} other rows travel than those that are computed: "
@@ -216,7 +209,7 @@ def test_counts_are_taken_where_they_are_of_more_forwards_than_calls_with_splits
     for kept, known_from, num_rows in (([[1, 2]], "splits", 10), ([[1, 2], [4, 4]], "counts", 22)):
         counts = {rank: counted(kept, first=rank, held=1) for rank in (0, 1)}
         traffic = traffic_of_tables(tables, counts)
-        part = not_none(report_traffic(traffic.matrix))
+        part = report_traffic(traffic.matrix)
         assert (part.known_from, part.num_rows) == (known_from, num_rows)
         line = "what a token takes is not among the facts of these traces: `away_bytes` of `traffic` is null"
         assert traffic.reasons == ((line,) if known_from == "counts" else ())
@@ -234,7 +227,6 @@ def test_a_rank_may_be_in_groups_of_several_sizes() -> None:
     matrix = without_bytes.matrix
     line = "of some calls the bytes of a row are not known, or differ: `away_bytes` of `traffic` is null"
     assert without_bytes.reasons == (line,)
-    assert matrix is not None
     assert (matrix.bytes[matrix.rows > 0] == -1).all()
     assert matrix.table()["bytes"].isna().any()
 
@@ -244,11 +236,11 @@ def test_traces_of_other_frameworks_tell_it_by_their_splits() -> None:
     assert cells_of(analysis.expert_traffic) == {
         (source, target): 4 * ROWS[source][target] for source in (0, 1) for target in (0, 1)
     }
-    assert not_none(not_none(analysis.report.experts).traffic).away_bytes == 4 * (10 + 50) * HIDDEN * ITEM
+    assert analysis.report.experts.traffic.away_bytes == 4 * (10 + 50) * HIDDEN * ITEM
     gathered = SWITCH.analysis()
     assert gathered.expert_traffic is None
     line = "calls do not tell how many rows go to which rank, and routes were not counted: `traffic` is null"
-    assert line in not_none(gathered.report.experts).reasons
+    assert line in gathered.report.experts.reasons
 
 
 def test_counts_and_splits_of_a_recorded_run_tell_the_same() -> None:
@@ -257,8 +249,6 @@ def test_counts_and_splits_of_a_recorded_run_tell_the_same() -> None:
     counts = counts_of_ranks(analysis.facts, dict.fromkeys(range(4), steps))
     by_counts = traffic_of(no_exchanges(), counts, {}, sizes_of_run(analysis.facts.values()))
     by_splits = analysis.expert_traffic
-    assert by_counts.matrix is not None
-    assert by_splits is not None
     assert (by_counts.matrix.known_from, by_splits.known_from) == ("counts", "splits")
     pd.testing.assert_frame_equal(by_counts.matrix.table(), by_splits.table())
     assert by_counts.matrix.groups == by_splits.groups == ((0, 1), (2, 3))

@@ -100,15 +100,15 @@ class Program:
             first, second = (self.half(part) for part in action.parts)
             if self.through:
                 next(first, None)
-                run_through(second)  # type: ignore[arg-type]
-                run_through(first)  # type: ignore[arg-type]
+                run_through(second)
+                run_through(first)
             elif self.in_turns:
-                alternate(first, second)  # type: ignore[arg-type]
+                alternate(first, second)
             else:
-                run_through(first)  # type: ignore[arg-type]
-                run_through(second)  # type: ignore[arg-type]
+                run_through(first)
+                run_through(second)
         else:
-            run_through(self.half(action))  # type: ignore[arg-type]
+            run_through(self.half(action))
         whole = action.parts[0] if action.parts else action
         row = {"kind": str(action.kind), "stage": whole.stage, "microbatch": whole.microbatch, "step": STEP}
         self.ops.append({**row, "start_ns": start, "end_ns": self.now, "pair": text if action.parts else ""})

@@ -19,7 +19,6 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from tests.support.analysed import analyse
 from tests.support.extent import ALL
-from tests.support.optional import not_none
 from tests.support.replayed_times import replayed_times
 from tests.support.synthetic import record
 
@@ -58,12 +57,10 @@ def reported(name: str, slow: tuple[int, int] | None) -> Report:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_one_slow_op_adds_to_the_bubble_of_all_ranks_is_charged_to_it(name: str) -> None:
     before, after = (reported(name, slow).steps[0] for slow in (None, (2, 3)))
-    added = not_none(after.blame).total_ns - not_none(before.blame).total_ns
+    added = after.blame.total_ns - before.blame.total_ns
     assert added == sum(rank.bubble_ns or 0 for rank in after.ranks) - sum(rank.bubble_ns or 0 for rank in before.ranks)
-    most = not_none(after.blame).ops[0]
+    most = after.blame.ops[0]
     assert (most.kind, most.stage, most.microbatch) == ("F", 2, 3)
-    charged_before = sum(
-        op.ns for op in not_none(before.blame).ops if (op.kind, op.stage, op.microbatch) == ("F", 2, 3)
-    )
+    charged_before = sum(op.ns for op in before.blame.ops if (op.kind, op.stage, op.microbatch) == ("F", 2, 3))
     assert added > SLOWER_NS
     assert 0.95 * added <= most.ns - charged_before <= 1.05 * added

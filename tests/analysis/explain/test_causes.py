@@ -25,7 +25,6 @@ from pptrace.schedule.registry import build
 from tests.analysis.explain.op_by_op import costs_by_cause
 from tests.support.analysed import analyse
 from tests.support.extent import ALL
-from tests.support.optional import not_none
 from tests.support.parts import by_cause
 from tests.support.synthetic import record, run_on_paper
 
@@ -94,6 +93,6 @@ def test_one_late_op_of_the_embedding_alone_hides_no_imbalance(late_ns: int) -> 
     step = analyse(record(plan, cost, steps=2).traces()).report.steps[0]
     parts = by_cause(step.causes)
     begin, end = run_on_paper(plan, partial(cost, stages=dict.fromkeys(usual, 5025))).window
-    assert not_none(step.span_ns) - parts["imbalance"] == pytest.approx(end - begin, abs=50)
+    assert step.span_ns - parts["imbalance"] == pytest.approx(end - begin, abs=50)
     assert parts["jitter"] == pytest.approx(late_ns, abs=50)
     assert abs(parts["interaction"]) <= 50

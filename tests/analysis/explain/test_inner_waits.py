@@ -17,7 +17,6 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
-from tests.support.optional import not_none
 from tests.support.replayed import message_rows, op_rows
 
 PP, TP, STEPS, MICROBATCHES = 3, 2, 3, 6
@@ -68,7 +67,6 @@ def clean(table: PlanTable, tmp_path_factory: pytest.TempPathFactory) -> StepRep
 
 def assert_exact(step: StepReport) -> int:
     """The bubble of a step, which is charged once."""
-    assert step.blame is not None
     bubble = sum(rank.bubble_ns or 0 for rank in step.ranks)
     for sums in (step.blame.by_rank, step.blame.by_stage, step.blame.by_kind):
         assert sum(sums.values()) == step.blame.total_ns == bubble
@@ -89,7 +87,7 @@ def slow(table: PlanTable, tmp_path_factory: pytest.TempPathFactory) -> StepRepo
 
 def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(clean: StepReport, slow: StepReport) -> None:
     added = assert_exact(slow) - assert_exact(clean)
-    blame, before = not_none(slow.blame), not_none(clean.blame)
+    blame, before = slow.blame, clean.blame
     most, slow_rank = blame.ops[0], 1 * TP + 1
     assert (most.rank, most.kind, most.stage, most.microbatch) == (slow_rank, "F", 1, 2)
     assert added > 4 * SLOWER_NS  # the tp peer in the op, and the other stages of both pipelines

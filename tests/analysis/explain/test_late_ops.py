@@ -9,7 +9,6 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from tests.support.analysed import analyse
 from tests.support.extent import by_turns
-from tests.support.optional import not_none
 from tests.support.parts import by_cause
 from tests.support.synthetic import record
 
@@ -37,11 +36,10 @@ def step_of(name: str, pp: int, late_ns: int, *, sends: str) -> StepReport:
 def test_what_a_rank_is_late_by_is_its_host_s_and_not_unexplained(plan: tuple[str, int], sends: str) -> None:
     name, pp = plan
     late, clean = (step_of(name, pp, ns, sends=sends) for ns in (LATE_NS, 0))
-    assert late.span_ns is not None
     causes = by_cause(late.causes)
     assert sum(causes.values()) == late.span_ns - (late.ideal_ns or 0)
     assert abs(causes["unexplained"]) <= 0.005 * late.span_ns
-    assert causes["host"] == pytest.approx(late.span_ns - not_none(clean.span_ns), rel=0.15)
+    assert causes["host"] == pytest.approx(late.span_ns - clean.span_ns, rel=0.15)
     assert {tuple(cause.where.items()) for cause in late.causes or () if cause.cause == "host"} == {
         (("rank", LATE_RANK),)
     }

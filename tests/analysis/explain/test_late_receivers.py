@@ -14,7 +14,6 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from tests.support.analysed import analyse
 from tests.support.extent import by_turns
-from tests.support.optional import not_none
 from tests.support.parts import by_cause
 from tests.support.synthetic import record
 
@@ -41,7 +40,7 @@ def test_waits_for_late_receivers_are_explained_and_not_left_over(name: str, one
         causes = by_cause(step.causes)
         assert causes["unexplained"] == 0
         assert sum(causes.values()) == (step.span_ns or 0) - (step.ideal_ns or 0)
-        assert not_none(step.bubble.waterfall_ns).unexplained == 0
+        assert step.bubble.waterfall_ns.unexplained == 0
         shares.update({name: sign * ns for name, ns in causes.items()})
     assert shares["jitter"] == pytest.approx((slowed.span_ns or 0) - (usual.span_ns or 0), rel=0.1)
 
@@ -52,15 +51,13 @@ def test_ranks_blocked_behind_blocked_ranks_blame_the_op_that_the_last_of_them_r
 ) -> None:
     """Rank 3 sends only when it has received what rank 2 computes: who waits for rank 3 waits for rank 2."""
     before, after = (step_of(name, which, one_by_one=True) for which in (None, slow))
-    added = not_none(after.blame).total_ns - not_none(before.blame).total_ns
-    most = not_none(after.blame).ops[0]
+    added = after.blame.total_ns - before.blame.total_ns
+    most = after.blame.ops[0]
     assert (most.kind, most.stage, most.microbatch) == ("F", *slow)
-    charged_before = sum(
-        op.ns for op in not_none(before.blame).ops if (op.kind, op.stage, op.microbatch) == ("F", *slow)
-    )
+    charged_before = sum(op.ns for op in before.blame.ops if (op.kind, op.stage, op.microbatch) == ("F", *slow))
     assert added > 2 * SLOWER_NS
     assert most.ns - charged_before >= 0.95 * added
-    assert sum(not_none(after.critical_path).parts.values()) == after.span_ns
+    assert sum(after.critical_path.parts.values()) == after.span_ns
 
 
 @pytest.mark.parametrize(("late", "name"), [(3, "gpipe"), (2, "zb-h1")])
@@ -77,7 +74,6 @@ def test_ranks_that_wait_for_one_that_has_run_nothing_yet_lose_what_it_is_late_b
     assert (finding.evidence["reason"], finding.evidence["where"]) == ("late start", {"rank": late})
     step, usual = report.steps[0], clean.steps[0]
     assert finding.gain_ns == pytest.approx((step.span_ns or 0) - (usual.span_ns or 0), rel=0.05)
-    assert step.blame is not None
-    added = step.blame.total_ns - not_none(usual.blame).total_ns
-    assert step.blame.by_rank[late] - not_none(usual.blame).by_rank[late] >= 0.95 * added
+    added = step.blame.total_ns - usual.blame.total_ns
+    assert step.blame.by_rank[late] - usual.blame.by_rank[late] >= 0.95 * added
     assert step.blame.by_kind["idle"] >= 0.95 * added

@@ -116,7 +116,6 @@ def test_of_idle_time_and_waits_that_are_blamed_hosts_have_the_part_in_which_the
                 expected["idle"], expected["wait"] = expected["idle"] - late, expected["wait"] - inside
                 hosts += late + inside
             expected |= {"host": hosts} if times.knows_host[step] else {}
-            assert blame is not None
             assert {name: ns for name, ns in blame.by_kind.items() if name in (*expected, "host")} == expected, seed
             num_of_hosts += hosts > 0
     assert num_of_hosts > 4

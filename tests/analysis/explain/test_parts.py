@@ -14,7 +14,6 @@ from pptrace.schedule.registry import build
 from pptrace.slices import slice_of
 from pptrace.workflow.analyse import Analysis
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import record, without
 from tests.support.tables import table_of
 
@@ -33,7 +32,7 @@ def explained(table: PlanTable, steps: explain.Steps, data: AlignedRun) -> list[
 
 def test_parts_explain_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     analysis = analysed()
-    plan = not_none(analysis.schedule.plan)
+    plan = analysis.schedule.plan
     table = plan.table
     steps = [[window for window in analysis.windows if window.step == step] for step in range(5)]
     assert [len(windows) for windows in steps] == [2] * 5
@@ -47,7 +46,7 @@ def test_parts_explain_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compact_times_of_many_windows_are_those_of_all_bytes() -> None:
     traces = record(build("1f1b", 2, 4), latency=9, steps=150).traces()
     analysis = analyse(traces)
-    plan = not_none(analysis.schedule.plan)
+    plan = analysis.schedule.plan
     indexed = IndexedWindows.of(analysis.windows)
     ranks = [RankTimes.of(plan.table, indexed, rank, analysis.data) for rank in indexed.of_rank]
     ranks[1] = ranks[1].of_windows(0, 100)  # a rank that ended: its windows take a byte, those of the other one two
@@ -69,7 +68,7 @@ def test_compact_times_of_many_windows_are_those_of_all_bytes() -> None:
 def test_where_a_rank_has_no_trace_nobody_is_blamed_and_the_other_pipeline_is_explained() -> None:
     for step in analysed(lacking=1).report.steps:
         assert step.blame is None
-        assert sum(not_none(step.critical_path).parts.values()) == not_none(step.critical_path).span_ns == step.span_ns
+        assert sum(step.critical_path.parts.values()) == step.critical_path.span_ns == step.span_ns
 
 
 def test_communication_inside_ops_is_told_by_its_axis() -> None:

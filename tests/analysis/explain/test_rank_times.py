@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 from msgspec.structs import replace
 
 from pptrace.analysis.explain.step_times import (
-    RankTimes,
     _collections,
     _cut,
     _starved_between,
@@ -125,7 +123,7 @@ def test_what_lies_between_when_ops_could_have_run_and_their_starts() -> None:
         kept = np.flatnonzero(is_whole)
         ready = starts[kept] - np.array([[rng.randint(0, 12) for _ in "ab"] for _ in kept]).reshape(-1, 2)
         ranks = [SimpleNamespace(ops=of, exposed=covered(moments)) for of, moments in zip(ops, sets, strict=True)]
-        found = before_ops(cast("list[RankTimes]", ranks), "exposed", is_whole, ready)
+        found = before_ops(ranks, "exposed", is_whole, ready)
         for number, window in enumerate(kept.tolist()):
             for rank, moments in enumerate(sets):
                 between = range(int(ready[number, rank]), int(starts[window, rank]))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.links.peaks import fast_of_sizes, fit_link
-from tests.support.optional import not_none
 
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(0, 1.0), (5_000, 12.5), (1_000_000, 400.0), (30_000, 0.25)])
@@ -70,7 +69,7 @@ def test_each_size_weighs_as_much_as_it_has_messages_up_to_ten() -> None:
 def test_where_no_line_describes_the_transfers_none_is_fitted(sizes: list[int], times: list[int], reason: str) -> None:
     fit = fit_link(np.array(sizes, dtype=np.int64), np.array(times, dtype=np.int64), np.full(len(sizes), 9))
     assert (fit.latency_ns, fit.bandwidth_gbps) == (None, None)
-    assert not_none(fit.reason).startswith(reason)
+    assert fit.reason.startswith(reason)
 
 
 def test_a_single_message_of_one_of_two_sizes_is_no_evidence() -> None:

@@ -13,7 +13,6 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import record
 
 MESH = MeshInfo(4, pp=1, vpp=1, tp=2, cp=1, dp=2, ep=None, pipelines=((0,), (1,), (2,), (3,)))
@@ -54,7 +53,7 @@ def facts_of(*hosts_and_devices: str) -> dict[int, dict[str, object]]:
 def rates_of(
     run: Report, facts: dict[int, dict[str, object]], *steps: dict[int, list[CommSummary]]
 ) -> list[CollectiveRate]:
-    found = not_none(interconnect_of(report_of(run, *steps), traffic(0, 1, 2, 3), facts, MESH))
+    found = interconnect_of(report_of(run, *steps), traffic(0, 1, 2, 3), facts, MESH)
     return list(found.collectives)
 
 
@@ -69,7 +68,6 @@ def test_rates_are_all_bytes_over_all_transfers_of_the_devices(run: Report) -> N
     ]
     report = report_of(run, {0: [slow, *others], 1: []}, {1: [fast], 2: [summary("tp", "all_reduce", 500, 0, 1.0)]})
     found = interconnect_of(report, traffic(0, 1, others=(2,)), facts_of("a:NVIDIA H200", "a:NVIDIA H200"), MESH)
-    assert found is not None
     assert found.devices == tuple(DevicePeak(rank, "NVIDIA H200", "nvlink", 450) for rank in (0, 1))
     rate = (30 * 100 + 70 * 300) / 400
     assert found.collectives == (CollectiveRate("tp", "all_reduce", True, rate, 450, rate / 450),)
@@ -134,7 +132,7 @@ def test_collectives_between_hosts_are_compared_with_the_ports_that_they_pass(
     run: Report, hosts: str, ports: dict[str, list[str]], kind: str, factor: float, peak: float | None
 ) -> None:
     report = report_of(run, {0: [summary("dp", kind, 10, 0, 25.0)]})
-    found = not_none(interconnect_of(report, traffic(*range(6)), on_hosts(hosts, ports), WORLD))
+    found = interconnect_of(report, traffic(*range(6)), on_hosts(hosts, ports), WORLD)
     (rate,) = found.collectives
     assert (rate.is_same_host, rate.ports) == (False, pytest.approx(factor))
     assert rate.peak_gbps == (None if peak is None else pytest.approx(peak))
@@ -144,17 +142,17 @@ def test_collectives_between_hosts_are_compared_with_the_ports_that_they_pass(
 def test_ports_are_no_faster_than_the_links_that_lead_to_them_and_a_user_may_name_their_rate(run: Report) -> None:
     report = report_of(run, {0: [summary("dp", "all_reduce", 10, 0, 12.0)]})
     facts = on_hosts("aaabbb", {"a": [NDR] * 3, "b": [NDR] * 3}, "Tesla T4")
-    found = not_none(interconnect_of(report, traffic(*range(6)), facts, WORLD))
+    found = interconnect_of(report, traffic(*range(6)), facts, WORLD)
     assert found.collectives[0].peak_gbps == 15.75
-    named = not_none(with_network(replace(report, interconnect=found), 2.0).interconnect)
+    named = with_network(replace(report, interconnect=found), 2.0).interconnect
     assert (named.collectives[0].peak_gbps, named.collectives[0].share_of_peak) == (6.0, 2.0)
 
 
 def test_that_no_port_was_recorded_is_no_reason_any_more_once_a_user_names_their_rate(run: Report) -> None:
     report = report_of(run, {0: [summary("dp", "all_reduce", 10, 0, 12.0)]})
-    found = not_none(interconnect_of(report, traffic(*range(6)), on_hosts("aaabbb", {}), WORLD))
+    found = interconnect_of(report, traffic(*range(6)), on_hosts("aaabbb", {}), WORLD)
     assert [reason for reason in found.reasons if "--network" in reason]
     assert found.collectives[0].peak_gbps is None
-    named = not_none(with_network(replace(report, interconnect=found), 50.0).interconnect)
+    named = with_network(replace(report, interconnect=found), 50.0).interconnect
     assert named.reasons == ()
     assert named.collectives[0].peak_gbps == 150.0

@@ -17,7 +17,6 @@ from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.workflow.analyse import Analysis
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import record
 
 UNPREDICTED = "there is none"
@@ -47,7 +46,7 @@ def with_memory(step: StepReport, **of_rank: tuple[int | None, int | None]) -> S
 def test_a_rank_has_its_largest_peak_and_the_most_in_flight_of_all_steps(run: Analysis) -> None:
     first, second = run.report.steps
     steps = [with_memory(first, rank0=(50, 3), rank1=(None, 2)), with_memory(second, rank0=(70, None), rank1=(2, 4))]
-    memory = not_none(report_memory(steps, run.mesh, run.schedule, {}, UNPREDICTED))
+    memory = report_memory(steps, run.mesh, run.schedule, {}, UNPREDICTED)
     zero, one = memory.ranks
     assert (zero.rank, zero.pp_rank, zero.stages, zero.step, zero.peak_bytes) == (0, 0, (0, 2), second.step, 70)
     assert (one.rank, one.pp_rank, one.stages, one.step, one.peak_bytes) == (1, 1, (1, 3), second.step, 2)
@@ -58,7 +57,7 @@ def test_a_rank_has_its_largest_peak_and_the_most_in_flight_of_all_steps(run: An
 
 def test_what_nothing_measured_is_null_with_reasons(run: Analysis) -> None:
     steps = [with_memory(step, rank0=(None, None), rank1=(5, 1)) for step in run.report.steps]
-    memory = not_none(report_memory(steps, run.mesh, run.schedule, {}, UNPREDICTED))
+    memory = report_memory(steps, run.mesh, run.schedule, {}, UNPREDICTED)
     assert (memory.ranks[0].step, memory.ranks[0].peak_bytes, memory.ranks[1].step) == (None, None, steps[0].step)
     assert [reason.split(":")[0] for reason in memory.reasons] == ["peak_bytes", "predicted", "in_flight.measured"]
     assert report_memory([], run.mesh, run.schedule, {}, UNPREDICTED) is None
@@ -69,7 +68,7 @@ def test_what_a_rank_predicted_is_beside_what_it_had(run: Analysis) -> None:
     parts = MemoryParts(10, 20, 30, 7, {0: 3, 2: 4}, None)
     unknown = replace(parts, activations=None, of_stage={}, reason="routes were not counted")
     predictions = {rank: RankPrediction((), of_rank) for rank, of_rank in enumerate((parts, unknown))}
-    memory = not_none(report_memory(steps, run.mesh, run.schedule, predictions, UNPREDICTED))
+    memory = report_memory(steps, run.mesh, run.schedule, predictions, UNPREDICTED)
     stages = (StageActivations(0, 3), StageActivations(2, 4))
     assert [rank.predicted for rank in memory.ranks] == [
         PredictedMemory(10, 20, 30, 7, 67, stages),

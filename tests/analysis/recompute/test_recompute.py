@@ -34,7 +34,6 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import START, Event, Job, PaperRun, Recording, host_events, marked, run_on_paper
 
 MS = 1_000_000
@@ -64,7 +63,7 @@ def run() -> Analysis:
 
 
 def test_the_report_has_the_time_of_each_stage_and_step_and_says_so(run: Analysis) -> None:
-    recompute = not_none(run.report.recompute)
+    recompute = run.report.recompute
     count = 4 * STEPS
     assert recompute.ops == tuple(
         BackwardOps(rank, rank, "B", count, count * BACKWARD, count * AGAIN, None) for rank in (0, 1)
@@ -74,8 +73,8 @@ def test_the_report_has_the_time_of_each_stage_and_step_and_says_so(run: Analysi
     (table,) = (table for table in tables_of_answers(run.report, Amount.BRIEF) if table.key == "recompute")
     assert table.rows == tuple((f"{rank}", "B", f"{rank}", "20", "200.00", "50.00", "25.0%") for rank in (0, 1))
     assert table.notes[0] == "in the median step 400.00 ms of recompute on all ranks together, 200.00 ms on each"
-    step = not_none(run.report.typical_step)
-    assert sum(not_none(step.parts).values()) == step.length_ns
+    step = run.report.typical_step
+    assert sum(step.parts.values()) == step.length_ns
     waterfall = next(table for table in tables_of(run.report, step, Amount.BRIEF) if table.key == "waterfall")
     assert str(waterfall.rows[0][-1]).endswith("; of this recompute 200.00 ms")
     drawn = [one for one in perfetto_object(run)["traceEvents"] if one["name"] == "recompute"]
@@ -134,7 +133,7 @@ def test_a_run_that_recomputes_nothing_is_not_predicted_without_recompute() -> N
 def test_a_layer_that_recomputes_today_tells_what_one_takes() -> None:
     model = {"recompute": "full", "recompute_method": "block", "recompute_num_layers": 1}
     run = analysed(model=model)
-    recompute = not_none(run.report.recompute)
+    recompute = run.report.recompute
     assert (recompute.granularity, recompute.num_layers, recompute.of_every_microbatch) == ("full", 1, True)
     assert layers_that_recompute(recompute, (2, 2)) == (0.5, 0.5)
     scenario = predict_changes(run, Wishes(recompute_layers=2, layers=(2, 2))).result.scenarios[0]
@@ -149,7 +148,7 @@ def test_ops_that_sleep_are_weights_for_the_part_of_a_backward_that_they_say(
     weights_ms: int, share: float | None
 ) -> None:
     model = {"recompute": "none", "sleep_backward_ms": 200, "sleep_weight_ms": weights_ms}
-    ops = not_none(analysed(0, model).report.recompute).ops
+    ops = analysed(0, model).report.recompute.ops
     assert [one.weights_ns for one in ops] == ([] if share is None else [share * 4 * STEPS * BACKWARD] * 2)
 
 
@@ -157,14 +156,11 @@ def test_what_a_run_says_of_itself_counts_where_its_trace_does_not_tell() -> Non
     none, full, silent = (
         analysed(0, model).report.recompute for model in ({"recompute": "none"}, {"recompute": "full"}, None)
     )
-    assert none is not None
     assert (none.ops, none.recompute_reason) == ((), None)
-    assert full is not None
     assert full.ops[0].recompute_ns is None
-    assert full.recompute_reason is not None
     assert full.recompute_reason.startswith("the run recomputes (full), and its trace has no operators of autograd")
     assert silent is None
-    some = not_none(analysed(0, {"recompute": "none", "recompute_microbatches_beyond": 1}).report.recompute)
+    some = analysed(0, {"recompute": "none", "recompute_microbatches_beyond": 1}).report.recompute
     assert (some.granularity, some.of_every_microbatch) == ("full", False), "those beyond recompute fully"
     assert layers_that_recompute(some, (2, 2)) == ()
 
@@ -173,7 +169,6 @@ def test_stages_of_the_ends_alone_recompute_nothing() -> None:
     """Both stages of the model have no layer, and no range says that anything runs again."""
     model = {"recompute": "full", "recompute_method": "block", "recompute_num_layers": 1, "layers_per_stage": [0, 0]}
     recompute = analysed(0, model).report.recompute
-    assert recompute is not None
     assert (recompute.ops, recompute.recompute_reason) == ((), None)
     assert layers_that_recompute(recompute, (0, 2)) == (1.0, 0.5)
 
@@ -201,7 +196,7 @@ def test_memory_of_other_recompute_is_what_layers_keep_with_and_without() -> Non
     """Two layers a stage, which keep 40 bytes each and 10 recomputed, and 5 of the embedding; one of two recomputes."""
     stages = (StageActivations(0, 55, 85, 25),)
     predicted = PredictedMemory(0, 0, 0, 55, None, stages)
-    rank = RankMemory(0, 0, (0,), 1, 1000, None, 500, None, None, predicted)  # type: ignore[arg-type]
+    rank = RankMemory(0, 0, (0,), 1, 1000, None, 500, None, None, predicted)
     memory, plan, uses = MemoryReport((rank,), ()), build("1f1b", 1, 2), {0: RankUse(500, 60.0)}
     after = {part: uses_with_recompute(uses, memory, plan, (2,), np.array([part]))[0] for part in (0.0, 0.5, 1.0)}
     assert [use.per_activation for use in after.values()] == [90.0, 60.0, 30.0]

@@ -15,7 +15,6 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 from tests.support.replayed import message_rows, op_rows
 
 OP_NS, USUAL_NS, SLOW_NS, STEPS = 10_000, 200, 8_200, 4
@@ -58,4 +57,4 @@ def test_the_gain_of_a_slow_link_is_that_of_a_run_with_a_fast_one(tmp_path: Path
     )
     assert finding.gain_ns == pytest.approx(real, rel=0.03)
     for step in report.steps:
-        assert not_none(step.bubble.waterfall_ns).unexplained == 0
+        assert step.bubble.waterfall_ns.unexplained == 0

@@ -17,7 +17,6 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import record
 
 
@@ -116,7 +115,7 @@ def test_steps_that_are_long_for_pauses_are_no_outliers_besides(tmp_path: Path, 
     for step in range(STEPS):
         delays[step, 0, (table.rank == 1) & (table.position == 4 + step)] = (30 if step == 3 else 3) * OP_NS
     report = report_of(tmp_path / "run", table, usual(table), delays=delays)
-    assert {outlier.step for outlier in not_none(report.step_series).outliers} == {3}
+    assert {outlier.step for outlier in report.step_series.outliers} == {3}
     (finding,) = findings_of(report)
     assert finding.evidence["reason"] == "pauses"
 

@@ -44,8 +44,6 @@ def test_what_steps_get_back_is_the_time_after_the_kernels_that_send() -> None:
     assert finding.evidence["cause"] == "unexplained"
     assert finding.evidence["typical_ns"] == AFTER_NS - 1, "the kernel that sends lasts 1 ns"
     span, shorter = report.steps[0].span_ns, prompt.steps[0].span_ns
-    assert span is not None
-    assert shorter is not None
     # Of messages that were sent before their receive was posted, the rest is transfer.
     assert 0.85 * (span - shorter) <= (finding.gain_ns or 0) <= span - shorter
     assert "receive kernels that run on after the send" in report.verdict

@@ -18,7 +18,6 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
-from tests.support.optional import not_none
 
 PLANS = (("1f1b", 2, 3), ("1f1b", 3, 3), ("zb-h1", 2, 4), ("interleaved-1f1b", 2, 4))
 STEPS = 3
@@ -120,7 +119,7 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
             beyond = max(usual[int(costs.ranks[window, 0]), cell] - replicas[cell], 0)
             of_ranks[int(costs.ranks[window, table.rank[row]])] += beyond
         worst = max(sorted(of_ranks), key=lambda rank: of_ranks[rank])
-        found = not_none(alike._slowest_rank([costs]))
+        found = alike._slowest_rank([costs])
         assert of_ranks[found] == of_ranks[worst] > 0
         stage, rank = rng.randrange(table.num_stages), int(rng.choice(costs.ranks.ravel().tolist()))
         as_others = alike._with_stage_as_others(costs, costs, stage).durations
@@ -188,7 +187,7 @@ def test_microbatches_are_compared_with_their_stage_and_stages_with_the_others()
         costs = replace(
             costs, durations=np.rint((500 + costs.durations // 9) * factor[table.microbatch]).astype(np.int64)
         )
-        found = not_none(sequences._of_microbatches(costs))
+        found = sequences._of_microbatches(costs)
         forward, backward = (
             {
                 (window, int(table.stage[row]), int(table.microbatch[row])): int(costs.durations[window, row])

@@ -17,7 +17,6 @@ from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.workflow.load import load
 from tests.support.measured import measured_costs
-from tests.support.optional import not_none
 
 Item = tuple[int, int, int, str, int, int, int]
 """(window, pp_rank, side, name, match, start, end); a collective begins when its last member is there."""
@@ -34,14 +33,14 @@ ONE_STEP = np.array([7])
 
 
 def ends(rows: Slice, ready: list[int], step: Int64 = ONE_STEP) -> list[list[int]]:
-    chains = not_none(chains_of(rows, step, len(ready), AFTER))
+    chains = chains_of(rows, step, len(ready), AFTER)
     of_steps: list[list[int]] = chains.ends(np.tile(ready, (len(chains.work), 1)), chains.work).tolist()
     return of_steps
 
 
 def test_a_range_that_all_ranks_end_together_is_one_in_which_they_wait() -> None:
     rows = rows_of((0, 0, AFTER, "OPTIMIZER", -1, 10, 105), (0, 1, AFTER, "OPTIMIZER", -1, 100, 104))
-    chains = not_none(chains_of(rows, ONE_STEP, 2, AFTER))
+    chains = chains_of(rows, ONE_STEP, 2, AFTER)
     assert chains.name.tolist() == ["OPTIMIZER (all ranks)"] * 2
     assert chains.work.tolist() == [[5, 4]]
     assert ends(rows, [10, 20]) == [[25, 24]]
@@ -73,7 +72,7 @@ def test_collections_that_come_now_and_then_are_left_out_of_the_steps_work(name:
     table = build("gpipe", 1, 1).table
     optimizers = [(step, 0, AFTER, "OPTIMIZER", -1, 200, 200 + ns) for step, ns in enumerate((50, 50, 110))]
     rows = rows_of(*optimizers, (1, 0, AFTER, name, -1, 250, 290))
-    stragglers = not_none(slowdowns([replace(measured_costs(table, np.full((3, 1, 2), 100)), outside=rows)]))
+    stragglers = slowdowns([replace(measured_costs(table, np.full((3, 1, 2), 100)), outside=rows)])
     assert (stragglers.covers, stragglers.slowdown) == (covers, 1)
     kinds = {entry.kind for entry in stragglers.op_kinds}
     assert kinds == ({"F", "B", "OPTIMIZER"} if covers == "step" else {"F", "B"})
@@ -87,7 +86,7 @@ def test_a_step_begins_when_the_first_rank_of_a_pipeline_has_done_what_comes_bef
         for step in range(2)
         for pipeline, rank, ns in ((0, 0, 30), (0, 1, 20), (1, 0, 70), (1, 1, 20))
     ]
-    stragglers = not_none(slowdowns([replace(measured_costs(table, np.full((2, 2, 4), 100)), outside=rows_of(*items))]))
+    stragglers = slowdowns([replace(measured_costs(table, np.full((2, 2, 4), 100)), outside=rows_of(*items))])
     ideal = 400 + (30 + 20 + 70 + 20) / 4
     assert (stragglers.covers, stragglers.slowdown) == ("step", pytest.approx(470 / ideal))
     assert {entry.kind: entry.slowdown for entry in stragglers.op_kinds}["DATA"] == stragglers.slowdown
@@ -111,7 +110,7 @@ def stragglers_with(folder: Path, optimizer: tuple[int, int]) -> Stragglers:
         comms.append({"rank": replica, "step": step, "kind": "all_reduce", "axis": "dp", "group_size": 2, **times})
     pd.DataFrame(ops).to_csv(folder / "ops.csv", index=False)
     pd.DataFrame(comms).to_csv(folder / "comms.csv", index=False)
-    return not_none(load([folder]).report.stragglers)
+    return load([folder]).report.stragglers
 
 
 def test_a_slow_optimizer_on_one_rank_slows_the_step_down(tmp_path: Path) -> None:

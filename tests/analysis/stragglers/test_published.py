@@ -10,7 +10,6 @@ import pytest
 
 from pptrace.analysis.report import Report
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "bytedance_straggler"
 KINDS = {
@@ -42,7 +41,7 @@ def published(name: str) -> dict[str, Any]:
 
 
 def test_slowdown_and_shares_are_the_published_ones(report: Report) -> None:
-    ours = not_none(report.stragglers)
+    ours = report.stragglers
     assert (ours.num_steps, ours.covers) == (32, "step")
     assert ours.slowdown == pytest.approx(published("result")["blocking_slowdown"], rel=1e-6)
     assert ours.m_w == pytest.approx(published("mw")["Mw"], rel=1e-6)
@@ -51,7 +50,6 @@ def test_slowdown_and_shares_are_the_published_ones(report: Report) -> None:
 
 def test_slowdowns_of_stages_workers_and_kinds_are_the_published_ones(report: Report) -> None:
     ours, theirs = report.stragglers, published("result")
-    assert ours is not None
     stages, replicas = theirs["blocking_decompose_by_stage"], theirs["blocking_decompose_by_dp_rank"]
     assert {str(entry.stage): entry.slowdown for entry in ours.stages} == pytest.approx(stages, rel=1e-6)
     workers = {entry.rank: min(stages[str(entry.rank // 2)], replicas[str(entry.rank % 2)]) for entry in ours.workers}

@@ -21,7 +21,6 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.replay_table import replay_table
 from pptrace.workflow.load import load
 from tests.support.measured import measured_costs
-from tests.support.optional import not_none
 from tests.support.replayed import message_rows, op_rows
 
 PP, DP, MICROBATCHES, STEPS = 4, 3, 8, 6
@@ -77,7 +76,7 @@ def assert_only(report: Report, healthy: Report, cause: str, where: dict[str, ob
     assert finding.evidence["cause"] == cause
     assert finding.evidence["where"] == where
     assert finding.gain_ns == pytest.approx(real_gain(report, healthy), rel=0.1)
-    assert not_none(finding.gain_low_ns) <= (finding.gain_ns or 0) <= not_none(finding.gain_high_ns)
+    assert finding.gain_low_ns <= (finding.gain_ns or 0) <= finding.gain_high_ns
     return finding
 
 
@@ -87,7 +86,7 @@ def test_a_slow_worker_is_named_and_no_other_reason(tmp_path: Path, table: PlanT
     report = report_of(tmp_path / "run", table, durations)
     finding = assert_only(report, healthy, "straggler", {"rank": 2 * DP + 1})
     assert "reason" not in finding.evidence
-    stragglers = not_none(report.stragglers)
+    stragglers = report.stragglers
     assert max(stragglers.workers, key=lambda worker: worker.slowdown).rank == 2 * DP + 1
     assert stragglers.m_w == pytest.approx(1, abs=0.2)
 
@@ -168,7 +167,6 @@ def test_a_link_is_compared_with_those_of_replicas_at_the_same_place(table: Plan
     )  # on every replica: another kind of link, none that is slow
     assert of(table, usual(table), np.tile(transfers, (STEPS, DP, 1)))[1] is None
     (_, link, _) = of(table, usual(table)[:, :1], np.tile(transfers, (STEPS, 1, 1)))
-    assert link is not None  # of one pipeline there is nothing but its other links to compare with
     assert link.where == {"link": "1-2"}
 
 
@@ -182,7 +180,7 @@ def test_a_link_of_which_only_more_messages_were_waited_for_is_not_slow(table: P
         transfers = np.where(late, 5 * MESSAGE_NS, usual_ns)
         assert of(table, usual(table), transfers)[1] is None
         transfers[:, 0, ends == 1 + 2] *= 10
-        link = not_none(of(table, usual(table), transfers)[1])
+        link = of(table, usual(table), transfers)[1]
         assert link.where == {"link": f"{DP}-{2 * DP}"}
         share[0] = 0.2
         late = np.random.default_rng(4).random((STEPS, DP, table.num_messages)) < share

@@ -18,13 +18,12 @@ from pptrace.schedule.registry import build
 from tests.schedule.event_replay import replay_events
 from tests.support.extent import ALL
 from tests.support.measured import measured_costs
-from tests.support.optional import not_none
 
 CODES = [str(kind) for kind in Kind]
 
 
 def study(costs: StepMatrix) -> Stragglers:
-    return not_none(slowdowns([costs]))
+    return slowdowns([costs])
 
 
 def of(stragglers: Stragglers) -> tuple[dict[int, float], dict[int, float], dict[str, float]]:
@@ -138,8 +137,8 @@ def test_a_large_run_is_studied_in_evenly_spaced_steps(monkeypatch: pytest.Monke
     costs = measured_costs(table, np.full((10, 1, len(table)), 1_000))
     replayed = 10 * len(table) * (2 + 2)
     monkeypatch.setattr("pptrace.analysis.stragglers.detectors._MOST_REPLAYED", replayed // 3)
-    stragglers = not_none(study_steps([costs]).stragglers)
+    stragglers = study_steps([costs]).stragglers
     assert stragglers.num_steps == 3
     monkeypatch.setattr("pptrace.analysis.stragglers.detectors._MOST_REPLAYED", replayed)
-    everything = not_none(study_steps([costs]).stragglers)
+    everything = study_steps([costs]).stragglers
     assert everything.num_steps == 10

@@ -16,7 +16,6 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.simulator import peak_inflight
 from tests.support.measured import measured_costs
-from tests.support.optional import not_none
 
 LAYERS = (2, 4, 4, 2)
 STATE, ACTIVATIONS = 50, 10
@@ -34,7 +33,7 @@ def uses(base: float | None = BASE) -> dict[int, RankUse]:
 
 
 def test_layers_of_the_ranks_between_tell_what_the_ends_have_besides_theirs() -> None:
-    memory = not_none(layer_memory(uses(), LAYERS))
+    memory = layer_memory(uses(), LAYERS)
     assert memory.state == pytest.approx([EMBEDDING[0], *[STATE] * 12, HEAD[0]])
     assert memory.activations == pytest.approx([EMBEDDING[1], *[ACTIVATIONS] * 12, HEAD[1]])
 
@@ -113,13 +112,13 @@ def test_a_limit_leaves_advice_only_to_what_fits() -> None:
     assert max(*split.split[:3], split.split[3] + 2) == 4  # with the head 14 layers' time on four ranks
     most_gained = free.scenarios[0]
     assert most_gained.name == "zb-h1"
-    assert not_none(most_gained.peak_memory_bytes) < not_none(split.peak_memory_bytes)
-    limited = study(not_none(most_gained.peak_memory_bytes) - 1)
+    assert most_gained.peak_memory_bytes < split.peak_memory_bytes
+    limited = study(most_gained.peak_memory_bytes - 1)
     result = answer(limited, changes_of(limited))
     assert limited.best_split not in (None, split.split)
     fits = [one for one in result.scenarios if not one.over_limit_bytes]
     assert result.scenarios[: len(fits)] == tuple(fits)
-    assert all((one.peak_memory_bytes or 0) > limited.memory_limit for one in result.scenarios[len(fits) :])  # type: ignore[operator]
+    assert all((one.peak_memory_bytes or 0) > limited.memory_limit for one in result.scenarios[len(fits) :])
     assert result.scenarios[len(fits) :]
     assert not any(one.on_pareto_front for one in result.scenarios[len(fits) :])
     assert headline(result).startswith("smaller microbatches would take")

@@ -24,7 +24,7 @@ def compute(*of_stages: Mapping[str, Mapping[str, int]]) -> StageCompute:
     return StageCompute(tuple(ops), ())
 
 
-def measured(stages: StageCompute, layers: Sequence[int]):  # type: ignore[no-untyped-def]
+def measured(stages: StageCompute, layers: Sequence[int]):
     return measured_layers(stages, build("1f1b", len(layers), 8), layers)
 
 

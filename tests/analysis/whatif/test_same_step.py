@@ -22,7 +22,6 @@ from pptrace.report.charts.changes import changes_chart
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
 from tests.support.extent import ALL
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 FEW = ["uneven_p4", "dualpipe_p4", "faults_pp2_dp2", "gpu_nccl_torch_1f1b_p4", "gpu_zbv_p2", "mesh_pp2_tp2_cp2_dp2"]
@@ -40,7 +39,6 @@ def predicted(name: str) -> tuple[pptrace.Run, Predictions]:
 def test_the_measured_step_is_the_one_that_the_report_shows(name: str) -> None:
     run, predictions = predicted(name)
     step, result = run.report.typical_step, predictions.result
-    assert step is not None
     assert step.period_ns is not None
     assert result.measured_ns == result.measured_period_ns == step.length_ns
     assert f"its step {milliseconds(step.length_ns)} ms (typical of " in replay_line(result)
@@ -78,11 +76,7 @@ def test_tables_json_frames_and_pictures_show_the_same_length() -> None:
     of_json = json.loads(predictions.to_json())
     shown = {row[0]: row[table.num_labels - 1 :] for table in tables for row in table.rows}
     frame = predictions.scenarios.set_index("name")
-    points = {
-        point[0]: point[1]
-        for trace in changes_chart(result).data
-        for point in trace.customdata or ()  # type: ignore[union-attr]
-    }
+    points = {point[0]: point[1] for trace in changes_chart(result).data for point in trace.customdata or ()}
     for one, entry in zip(result.scenarios, of_json["scenarios"], strict=True):
         lengths = tuple(map(milliseconds, (one.length_ns, one.length_low_ns, one.length_high_ns)))
         assert shown[one.name][1:4] == lengths
@@ -114,6 +108,6 @@ def test_waiting_for_ranks_without_a_trace_is_no_change(part: str) -> None:
     run, predictions = predicted("uneven_p4")
     times = OutsideTimes(10, 5, {})
     with pytest.raises(UsageError, match="no gain is known: only the traces of these ranks tell"):
-        times.without(part, not_none(predictions.result.today))
+        times.without(part, predictions.result.today)
     step = replace(run.report.steps[0], outside=(OutsidePart(part, {}, 5), OutsidePart("data", {}, 1)))
     assert list(OutsideTimes.of([step], step, 1).of_parts) == ["data"]

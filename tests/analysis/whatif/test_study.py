@@ -25,7 +25,6 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.registry import build
 from tests.support.measured import measured_costs
-from tests.support.optional import not_none
 
 STEPS = 5
 LAYERS = (2, 2, 2, 2)
@@ -420,4 +419,4 @@ def test_of_splits_that_are_as_good_the_one_with_the_shortest_step_is_advised() 
     study = study_of(stage_costs(plan, measured_costs(plan.table, np.tile(durations, (5, 1, 1))), (1, 7, 1, 1)))
     spans = {split: study.scenario(Change(split=split), "split").span_ns for split in permutations((3, 3, 2, 2))}
     assert len(set(spans.values())) > 1
-    assert spans[not_none(study.best_split)] == min(spans.values())
+    assert spans[study.best_split] == min(spans.values())

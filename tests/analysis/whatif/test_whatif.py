@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,6 @@ from pptrace.simulator import Costs, Simulation, peak_inflight, simulate, unifor
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
-from tests.support.optional import not_none
 
 MS = 1_000_000
 COSTS = uniform(forward_ns=10 * MS, backward_ns=20 * MS)
@@ -137,7 +136,7 @@ def test_the_search_knows_what_each_stage_costs(tmp_path: Path) -> None:
 
 def test_the_plan_of_the_advised_change_is_written_as_torchs_csv(one_f_one_b: Analysis) -> None:
     predictions = predict_changes(one_f_one_b, Wishes(schedules=("gpipe", "zb-auto", "zb-h1")))
-    advised = not_none(predictions.result.advice)
+    advised = predictions.result.advice
     searched = build("zb-auto", 4, 8, costs=OpCosts(p2p=0, of_ranks=((10 * MS, 10 * MS, 10 * MS),) * 4))
     assert advised.schedule == "zb-auto"
     assert predictions.to_csv() == to_csv(searched.compute_only())
@@ -351,13 +350,13 @@ def test_what_a_peak_has_beyond_the_start_of_its_step_is_shared_out_over_the_act
         SimpleNamespace(pp_rank=rank, start_bytes=500, peak_bytes=500 + 30 * held, kind="device_allocated")
         for rank, held in enumerate((first, second))
     ]
-    uses = rank_uses(cast(Any, SimpleNamespace(ranks=ranks)), plan)
+    uses = rank_uses(SimpleNamespace(ranks=ranks), plan)
     assert uses == {rank: RankUse(500, 60.0, 0.0) for rank in (0, 1)}  # 30 for each of two chunks
     assert predicted_peak(uses, plan, plan, Change()) == 500 + 30 * first
     unknown = SimpleNamespace(ranks=[*ranks, SimpleNamespace(pp_rank=0, start_bytes=None, peak_bytes=9)])
     kept = SimpleNamespace(ranks=[SimpleNamespace(**{**vars(rank), "kind": "device_reserved"}) for rank in ranks])
-    assert rank_uses(cast(Any, kept), plan) == {}
-    assert rank_uses(cast(Any, unknown), plan) == rank_uses(None, plan) == {}
+    assert rank_uses(kept, plan) == {}
+    assert rank_uses(unknown, plan) == rank_uses(None, plan) == {}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from pptrace.schedule import registry
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
-from tests.support.optional import not_none
 
 MEGASCAN = "megatronapp_megascan/data-1-pipeline-4-tensor-1-pp-aggregated-iter10.json"
 
@@ -363,7 +362,7 @@ def test_the_peer_of_a_message_is_the_only_rank_of_its_group(tmp_path: Path) -> 
         )
     ]
     traces = read_chrome(written(tmp_path, events))
-    assert [not_none(trace.comms)["peer"].tolist() for trace in traces] == [[1, -1], [0, -1]]
+    assert [trace.comms["peer"].tolist() for trace in traces] == [[1, -1], [0, -1]]
 
 
 def test_coordinates_that_leave_a_hole_tell_no_mesh(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -175,7 +175,7 @@ def test_the_host_waits_for_the_gpu_after_a_call_that_is_awaited(
     plan, marks, transport = plan_of((2, 2, 1, 2)), Marks(), Arrived()
     spec = TensorSpec(lambda _: [(1,)], torch.float32, torch.device(device))
     posting = Posting(calls=Calls.MEGATRON, synchronised=synchronised)
-    communicator = Communicator(mesh, plan, spec, transport, cast("Any", marks), posting)
+    communicator = Communicator(mesh, plan, spec, transport, marks, posting)
     send = next(action for action in plan.ranks[0] if action.kind.is_send)
     communicator.exchange([Message(send, (torch.ones(1),))], 0)
     assert waited == [torch.device(device)] * times

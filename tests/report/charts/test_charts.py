@@ -31,7 +31,6 @@ from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_cha
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.charts.steps import blame_chart, causes_chart, steps_chart
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 MS = 1_000_000
@@ -334,7 +333,6 @@ def test_changes_are_points_of_gain_and_memory_and_ideals_are_none_of_them() -> 
     )
     in_mb = changes_chart(small)
     assert list(trace(in_mb, "the run as it was").x) == [350.0], "in the unit of the table below it"
-    assert in_mb is not None
     assert in_mb.layout.xaxis.title.text == "MB, peak of the fullest rank"
     assert changes_chart(replace(result, scenarios=(ideal,))) is None
 
@@ -344,8 +342,8 @@ def test_the_axis_of_gains_begins_where_the_interval_of_the_run_as_it_was_does()
     changes = (scenario("best", 20, 8), scenario("worse", -10, 8), scenario("wild", -400, 2, on_pareto_front=True))
     lacking = scenario("lacking", 60, 8, standing=Standing.LACKING)
     result = WhatIf(100 * MS, 100 * MS, 0.0, (*changes, lacking), scenario("as it was", 0, 4, num_chunks=1), 5)
-    figure = not_none(changes_chart(result))
-    names = {point[0] for part in figure.data for point in part.customdata or ()}  # type: ignore[union-attr]
+    figure = changes_chart(result)
+    names = {point[0] for part in figure.data for point in part.customdata or ()}
     assert names == {"best", "worse", "as it was"}
     low, high = figure.layout.yaxis.range
     assert -14 < low <= -10

@@ -8,7 +8,6 @@ import numpy as np
 
 from pptrace.analysis.experts.types import NO_PAIRS, ExpertsReport, ExpertStep, TrafficMatrix
 from pptrace.report.charts.experts import MOST_IN_MATRIX, late_steps_chart, ranks_in_matrix, traffic_map
-from tests.support.optional import not_none
 
 MS = 1_000_000
 
@@ -29,7 +28,7 @@ def points_of(figure: Any) -> dict[str, tuple[list[int], str]]:
 
 def test_each_step_has_the_colour_of_the_rank_that_is_late() -> None:
     unknown = ExpertStep(9, None, None, None, None, None, None)
-    figure = not_none(late_steps_chart(experts_of([late(2, 5, 4), late(3, 0), late(5, 5), late(6, None), unknown])))
+    figure = late_steps_chart(experts_of([late(2, 5, 4), late(3, 0), late(5, 5), late(6, None), unknown]))
     points = points_of(figure)
     assert {name: steps for name, (steps, _) in points.items()} == {"rank 5": [2, 5], "rank 0": [3], "nobody": [6]}
     assert len({colour for _, colour in points.values()}) == 3
@@ -40,7 +39,7 @@ def test_each_step_has_the_colour_of_the_rank_that_is_late() -> None:
 
 def test_of_a_thousand_steps_and_as_many_ranks_six_have_a_colour() -> None:
     often = [late(step, step % 7 if step % 2 else 100 + step) for step in range(1000)]
-    figure = not_none(late_steps_chart(experts_of(often)))
+    figure = late_steps_chart(experts_of(often))
     assert len(figure.data) == 6 + 1
     points = points_of(figure)
     assert sum(len(steps) for steps, _ in points.values()) == 1000
@@ -59,7 +58,7 @@ def matrix_of(groups: list[tuple[int, ...]], rows: list[int], width: int = 2) ->
 
 
 def test_the_matrix_has_a_cell_for_each_pair_of_a_group_and_none_across_groups() -> None:
-    figure = not_none(traffic_map(matrix_of([(0, 3), (1, 2)], [5, 7])))
+    figure = traffic_map(matrix_of([(0, 3), (1, 2)], [5, 7]))
     heat = figure.data[0]
     assert list(heat.x) == list(heat.y) == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert [list(line) for line in heat.z] == [
@@ -79,7 +78,7 @@ def test_of_many_ranks_the_matrix_has_the_whole_groups_with_most_rows() -> None:
     ranks = ranks_in_matrix(matrix_of(groups, [1, 9, 2, 3, 8]))
     assert ranks.tolist() == [*groups[1], *groups[4]]
     assert len(ranks) <= MOST_IN_MATRIX
-    figure = not_none(traffic_map(matrix_of(groups, [1, 9, 2, 3, 8])))
+    figure = traffic_map(matrix_of(groups, [1, 9, 2, 3, 8]))
     assert np.shape(figure.data[0].z) == (48, 48)
 
 

@@ -13,7 +13,6 @@ from pptrace.report.charts.memory import memory_over_time
 from pptrace.report.html import report_page
 from pptrace.report.perfetto import perfetto_object
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 
@@ -24,7 +23,7 @@ def table(rank: int, times: list[int], levels: list[int], reserved: int = 0) -> 
 
 def test_each_rank_is_a_line_of_its_levels() -> None:
     assert memory_over_time(table(0, [], [])) is None
-    figure = not_none(memory_over_time(table(3, [3_000_000, 1_000_000], [2_000_000, 5_000_000])))
+    figure = memory_over_time(table(3, [3_000_000, 1_000_000], [2_000_000, 5_000_000]))
     (line,) = figure.data
     assert (line.name, list(line.x), list(line.y)) == ("rank 3", [0.0, 2.0], [5.0, 2.0])
 
@@ -32,7 +31,7 @@ def test_each_rank_is_a_line_of_its_levels() -> None:
 def test_no_peak_is_lost_of_many_events() -> None:
     levels = np.full(100_000, 1_000_000)
     levels[54_321] = 9_000_000
-    figure = not_none(memory_over_time(table(0, list(range(0, 10_000_000, 100)), levels.tolist())))
+    figure = memory_over_time(table(0, list(range(0, 10_000_000, 100)), levels.tolist()))
     (line,) = figure.data
     assert len(line.x) <= 2001
     assert max(line.y) == 9.0

@@ -20,7 +20,7 @@ from pptrace.simulator.sweep.run import Sweep, run_sweep
 
 
 def swept(schedules: str, **asked: object) -> Sweep:
-    return run_sweep(grid_of(SweepOptions(schedules, **asked)))  # type: ignore[arg-type]
+    return run_sweep(grid_of(SweepOptions(schedules, **asked)))
 
 
 def printed(sweep: Sweep, width: int = 120) -> str:

@@ -10,7 +10,6 @@ from pptrace.model.report_table import Amount, Bar, ReportTable
 from pptrace.report.tables import tables_of_step
 from pptrace.schedule.registry import build
 from tests.support.analysed import analyse
-from tests.support.optional import not_none
 from tests.support.synthetic import record
 
 (STEP,) = analyse(record(build("1f1b", 2, 3, 1)).traces()).report.steps
@@ -23,7 +22,7 @@ def table(step: StepReport, amount: Amount = Amount.BRIEF) -> ReportTable | None
 
 def test_few_ranks_are_listed_by_what_they_cause() -> None:
     blame = Blame(80_000_000, {0: 20_000_000, 7: 60_000_000}, {0: 20_000_000, 1: 60_000_000}, {"B": 80_000_000}, OPS)
-    made = not_none(table(replace(STEP, blame=blame)))
+    made = table(replace(STEP, blame=blame))
     assert made.rows == (
         ("7", "60.00", "75.0%", Bar((("bubble", 0.75),))),
         ("0", "20.00", "25.0%", Bar((("bubble", 0.25),))),
@@ -35,11 +34,11 @@ def test_many_ranks_are_summed_by_stage_and_the_worst_is_named() -> None:
     by_rank = {rank: 1_000_000 + rank for rank in range(100)}
     total = sum(by_rank.values())
     blame = Blame(total, by_rank, {0: total // 4, 1: total - total // 4}, {"idle": total}, ())
-    made = not_none(table(replace(STEP, blame=blame)))
+    made = table(replace(STEP, blame=blame))
     assert [row[0] for row in made.rows] == ["1", "0"]
     assert made.columns[0] == "stage"
     assert made.notes == ("by kind: idle 100%", "most of one rank 1.00 ms (rank 99)")
-    whole = not_none(table(replace(STEP, blame=blame), Amount.WHOLE))
+    whole = table(replace(STEP, blame=blame), Amount.WHOLE)
     assert len(whole.rows) == 100
 
 

@@ -8,12 +8,11 @@ from msgspec.structs import replace
 from pptrace.model.report_table import Amount, ReportTable
 from pptrace.report.tables import tables_of_step
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 
 def test_bytes_are_held_against_predictions_only_where_both_are_known() -> None:
-    step = not_none(load([SAMPLES / "1f1b_p2"]).report.typical_step)
+    step = load([SAMPLES / "1f1b_p2"]).report.typical_step
     rows = sum(len(rank.comms) for rank in step.ranks)
     first = step.ranks[0]
     assert first.comms[0].predicted_bytes is not None
@@ -22,7 +21,7 @@ def test_bytes_are_held_against_predictions_only_where_both_are_known() -> None:
     silent = replace(step, ranks=tuple(replace(rank, comms=()) for rank in step.ranks))
 
     def table_of(measured: object) -> ReportTable:
-        (table,) = (table for table in tables_of_step(measured, Amount.WHOLE) if table.key == "comms")  # type: ignore[arg-type]
+        (table,) = (table for table in tables_of_step(measured, Amount.WHOLE) if table.key == "comms")
         return table
 
     sentence = "bytes: predicted from the model's sizes and options = measured, in all {} rows"
@@ -33,8 +32,7 @@ def test_bytes_are_held_against_predictions_only_where_both_are_known() -> None:
 
 @pytest.mark.parametrize("amount", list(Amount))
 def test_times_that_sum_to_more_than_the_step_are_explained(amount: Amount) -> None:
-    step = not_none(load([SAMPLES / "1f1b_p2"]).report.typical_step)
-    assert step.span_ns is not None
+    step = load([SAMPLES / "1f1b_p2"]).report.typical_step
     note = "times are sums over calls, which may go on at the same time and beyond the step"
     for total_ns, has_note in ((1, False), (2 * step.span_ns, True)):
         ranks = (

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
 
 from msgspec.structs import replace
 
 from pptrace.analysis.memory.show import memory_table, tables
 from pptrace.analysis.memory.types import InFlight, MemoryReport, PredictedMemory, RankMemory
-from pptrace.analysis.report import Report
 from pptrace.model.report_table import MAX_ROWS, Amount
 
 PREDICTED = PredictedMemory(1_000, 2_000, 3_000, 4_000, 10_000, ())
@@ -26,7 +24,7 @@ def report(*ranks: RankMemory) -> MemoryReport:
 
 def test_there_is_a_table_only_of_something() -> None:
     def has_table(memory: MemoryReport | None) -> bool:
-        return bool(tables(cast(Report, SimpleNamespace(memory=memory)), Amount.BRIEF))
+        return bool(tables(SimpleNamespace(memory=memory), Amount.BRIEF))
 
     assert not has_table(None)
     assert not has_table(report(rank(0, 0)))

@@ -7,13 +7,12 @@ import pytest
 from pptrace.model.report_table import Amount
 from pptrace.report.tables import tables_of_step
 from pptrace.workflow.load import load
-from tests.support.optional import not_none
 from tests.support.programs import SAMPLES
 
 
 def test_ideal_lengths_sum_to_the_ideal_step_of_the_measured_compute() -> None:
     report = load([SAMPLES / "1f1b_p4"]).report
-    step = not_none(report.typical_step)
+    step = report.typical_step
     assert step.bubble.ideal_ratio is not None
     (table,) = (table for table in tables_of_step(step, Amount.WHOLE) if table.key == "phases")
     compute_ms = sum(rank.compute_ns or 0 for rank in step.ranks) / len(step.ranks) / 1e6
