@@ -70,7 +70,7 @@ def test_the_simulated_step_has_each_stages_cost_and_messages(timeline: Timeline
     assert set(tracks.length[of_rank == 0].tolist()) == {round(4e6 * 1.2), round(8e6 * 1.2)}
     measured = timeline.windows_of(3)[0].span_ns
     span = int((tracks.start + tracks.length).max() - tracks.start.min())
-    assert span == pytest.approx(measured, rel=0.01), "the run was simulated at these costs"
+    assert 0.98 * measured < span < measured, "the run was made with these costs, by ranks that waited for their sends"
 
 
 def test_the_journey_of_each_microbatch_has_every_op_and_message_in_order(timeline: Timeline) -> None:
