@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from pptrace.report.tables.ranks import ranks_table
 from pptrace.workflow.load import load
 from tests.analysis.test_plain_findings import MS, NO_SCHEDULE, findings_of, rank_of, step_of
 from tests.analysis.test_verdict import report_of as report_by_hand
+from tests.support.kineto import event_row, write_rows
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto_tb_plugin" / "worker0.1623143089861.pt.trace.json.gz"
@@ -37,31 +37,26 @@ def report_of(folder: Path, *rounds: Sequence[tuple[Any, ...]], steps: bool = Tr
     On the device three kernels, each launched 10 µs before it starts; without one operators of the same times. With ``steps``
     ranges name them; without, a step with ranges takes 3,000 µs longer, all of it before its work.
     """
-    events: list[dict[str, Any]] = []
-
-    def add(category: str, name: str, begin: int, length: int, thread: int = 1, **args: object) -> None:
-        known = {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": length, "pid": 1, "tid": thread}
-        events.append(known | {"args": args})
-
-    at = 10_000
+    at, events = 10_000, []
     for number, ranges in enumerate(rounds):
         if steps:
-            add("user_annotation", f"ProfilerStep#{number}", at, ROUND)
+            events.append(event_row("user_annotation", f"ProfilerStep#{number}", at, ROUND))
         for name, begin, length, *thread in ranges:
-            add("cpu_op" if "::" in name else "user_annotation", name, at + begin, length, *thread)
+            events.append(
+                event_row("cpu_op" if "::" in name else "user_annotation", name, at + begin, length, None, *thread)
+            )
         at += 0 if steps or not ranges else 3_000
         for index, (name, begin) in enumerate((("gemm", 500), ("elementwise_kernel", 750), ("reduce_kernel", 960))):
             length, call = (30 if begin == 960 else 200), 10 * number + index + 1
             node = "autograd::engine::evaluate_function: MulBackward0" if index == 1 else f"aten::{name}"
-            add("cpu_op", node, at + begin - 12 * device, 11 if device else length)
+            events.append(event_row("cpu_op", node, at + begin - 12 * device, 11 if device else length))
             if device:
-                add("cuda_runtime", "cudaLaunchKernel", at + begin - 10, 5, correlation=call)
-                add("kernel", name, at + begin, length, 7, correlation=call, device=0, stream=7)
-        add("user_annotation", "Optimizer.step#SGD.step", at + 940, 15)
+                events.append(event_row("cuda_runtime", "cudaLaunchKernel", at + begin - 10, 5, call))
+                events.append(event_row("kernel", name, at + begin, length, call, device=0, stream=7))
+        events.append(event_row("user_annotation", "Optimizer.step#SGD.step", at + 940, 15))
         at += ROUND
-    trace = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
-    (folder / "rank0.json").write_text(json.dumps(trace))
-    return load([folder / "rank0.json"], cache=False).report
+    path = write_rows(folder / "rank0.json", events, distributedInfo={"rank": 0, "world_size": 1})
+    return load([path], cache=False).report
 
 
 def test_a_device_waits_for_data_only_while_nothing_is_launched(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.support import damages as tampered
 from tests.support.extent import ALL
+from tests.support.kineto import write_changed
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import Event, make_trace
 
@@ -118,14 +118,14 @@ def test_the_steps_of_a_rank_in_which_kernels_are_missing_are_named() -> None:
 
 def damaged(folder: Path, source: Path, kept: Kept) -> Analysis:
     """A sample of which some kernels are not in the files."""
-    for path in source.glob("rank*.json.gz"):
-        content = msgspec.json.decode(gzip.decompress(path.read_bytes()))
+
+    def change(rank: int, content: dict[str, Any]) -> None:
         events = content["traceEvents"]
         kernels = sorted((each for each in events if each.get("cat") == "kernel"), key=lambda each: float(each["ts"]))
-        left = {id(each) for each in kept(int(path.name[4]), kernels)}
+        left = {id(each) for each in kept(rank, kernels)}
         content["traceEvents"] = [each for each in events if each.get("cat") != "kernel" or id(each) in left]
-        folder.joinpath(path.stem).write_bytes(msgspec.json.encode(content))
-    return load([folder])
+
+    return load([write_changed(source, folder, change)])
 
 
 def without_first(rank: int, kernels: list[dict[str, Any]], of_rank: int, share: float) -> list[dict[str, Any]]:

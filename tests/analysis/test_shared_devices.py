@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from pptrace.model.traces import HOST_NAME
 from pptrace.timeline.lanes import Lane
 from pptrace.workflow.load import load
 from tests.analysis.test_notes import rank_step, step_of
+from tests.support.kineto import write_changed
 from tests.support.programs import SAMPLES
 
 MS = 1_000_000
@@ -84,11 +83,7 @@ def test_without_time_in_which_ranks_work_together_nothing_tells() -> None:
 
 @pytest.mark.parametrize("case", ["gpu_nccl_1f1b_p4", "gpu_zbv_p2"])
 def test_recordings_of_ranks_on_one_gpu_show_it_without_its_identity(case: str, tmp_path: Path) -> None:
-    for path in (SAMPLES / case).glob("rank*.json.gz"):
-        trace = json.loads(gzip.decompress(path.read_bytes()))
-        assert trace["pptrace"].pop(DEVICE_ID)
-        (tmp_path / path.name).write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
-    analysis = load([tmp_path])
+    analysis = load([write_changed(SAMPLES / case, tmp_path, lambda _, trace: trace["pptrace"].pop(DEVICE_ID))])
     (device,) = analysis.sharing
     assert device.ranks == tuple(sorted(analysis.facts))
     assert device.by_chance is not None

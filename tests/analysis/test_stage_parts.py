@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import json
 import re
 from collections import Counter
 from dataclasses import fields
@@ -30,6 +28,7 @@ from pptrace.report.charts.stages import stage_work_chart
 from pptrace.sizes.flops import op_flops
 from pptrace.sizes.gpt_facts import GptFacts
 from tests.support.device_oracle import LAUNCHES, _complete_events, _times
+from tests.support.kineto import write_changed
 from tests.support.programs import SAMPLES
 
 _OP = re.compile(r"pp1:(\d+)([FBIW])\d+ ")
@@ -73,9 +72,8 @@ def test_matrix_products_take_what_an_independent_reader_counts(name: str) -> No
     assert shown == {key: counted[key] for key in shown}
 
 
-def with_modules(path: Path) -> list[Event]:
+def with_modules(events: list[Event]) -> list[Event]:
     """Events of a Kineto file in which every forward runs two layers in turn, and in each a module that is no layer."""
-    events: list[Event] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     forwards = [event for event in events if re.match(r"pp1:0F\d ", str(event.get("name")))]
     for event in (event for event in forwards if event.get("cat") == "user_annotation"):
         half = int(event["dur"] * 1000) // 2 / 1000
@@ -138,13 +136,13 @@ def _holds(outer: Event, inner: Event) -> bool:
 
 def test_parts_of_the_model_are_the_modules_below_the_outermost_in_backwards_too(tmp_path: Path) -> None:
     expected: Counter[tuple[str, str]] = Counter()
-    for path in sorted((SAMPLES / "gpu_1f1b_p4").glob("rank*.json.gz")):
-        content = json.loads(gzip.decompress(path.read_bytes()))
-        content["traceEvents"] = with_modules(path)
-        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(content), encoding="utf-8")
-        if path.name.startswith("rank0"):
-            expected = kernels_by_layer(content["traceEvents"])
-    compute = compute_of(load(tmp_path, as_recorded=True))
+
+    def change(rank: int, content: dict[str, Any]) -> None:
+        content["traceEvents"] = with_modules(content["traceEvents"])
+        if rank == 0:
+            expected.update(kernels_by_layer(content["traceEvents"]))
+
+    compute = compute_of(load(write_changed(SAMPLES / "gpu_1f1b_p4", tmp_path, change), as_recorded=True))
     of_stages = {(ops.stage, ops.kind): {part.name: part.ns for part in ops.parts} for ops in compute.ops}
     for kind in "FB":
         found = {name: ns for name, ns in of_stages.pop((0, kind)).items() if ns}

@@ -10,6 +10,7 @@ import pytest
 
 import pptrace
 from pptrace.errors import TraceError, UsageError
+from tests.support.kineto import event_row, write_rows
 from tests.support.noisy_runs import Noise, NoisyRun
 from tests.support.programs import SAMPLES, one_line, pptrace_here
 
@@ -130,9 +131,7 @@ def test_a_brief_text_has_fewer_parts_than_all(pair: tuple[Path, Path]) -> None:
 
 
 def test_what_cannot_be_compared_is_one_line(tmp_path: Path, pair: tuple[Path, Path]) -> None:
-    nothing = tmp_path / "none.json"
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 5, "pid": 1, "tid": 1}
-    nothing.write_text(json.dumps({"traceEvents": [event]}), encoding="utf-8")
+    nothing = write_rows(tmp_path / "none.json", [event_row("cpu_op", "aten::mm", 1, 5)])
     ended = pptrace_here("compare", pair[0], nothing)
     assert "no whole step" in one_line(ended, 1)
     missing = pptrace_here("compare", pair[0], tmp_path / "nowhere")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from msgspec import structs
 import pptrace
 from pptrace.errors import TraceError, UsageError
 from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK
+from tests.support.kineto import event_row, write_rows
 from tests.support.programs import SAMPLES, pptrace_here
 
 P4 = SAMPLES / "1f1b_p4"
@@ -208,8 +208,7 @@ def test_a_mistake_is_an_error_of_one_line(call: Callable[[], object], kind: typ
 
 
 def test_a_trace_without_steps_has_empty_tables_and_says_so(tmp_path: Path) -> None:
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
-    (tmp_path / "rank0.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}), encoding="utf-8")
+    write_rows(tmp_path / "rank0.json", [event_row("cpu_op", "aten::mm", 1.0, 2.0)])
     run = pptrace.load(tmp_path)
     assert "no steps" in repr(run)
     for table, schema in ((run.ops, {**OPS, **SLACK}), (run.comms, COMMS), (run.memory, MEMORY)):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from tests.dashboards.accessibility import settle, violations
 from tests.dashboards.conftest import Serve, Visiting
 from tests.dashboards.synthetic import write_run, write_run_json
 from tests.support.extent import ALL
+from tests.support.kineto import event_row, write_rows
 from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
@@ -131,9 +130,7 @@ def test_a_run_that_lost_a_rank_shows_the_others_and_says_so(tmp_path: Path, ser
 
 
 def test_a_trace_without_marks_says_that_there_are_no_steps(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
-    event = {"ph": "X", "cat": "user_annotation", "name": "loop", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
-    content = {"schemaVersion": 1, "traceEvents": [event]}
-    (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+    write_rows(tmp_path / "rank0.json.gz", [event_row("user_annotation", "loop", 1.0, 2.0)])
     page = visit(serve([tmp_path])).page
     assert "No pipeline steps" in page.text_content("#no-steps")
     shown = page.locator("#warning-lines li").all_text_contents()

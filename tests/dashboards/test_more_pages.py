@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -47,6 +45,7 @@ from tests.analysis.test_hang import entry, three_dimensions, write
 from tests.analysis.test_plain_steps import ROWS
 from tests.dashboards.synthetic import write_run
 from tests.support.analysed import analyse
+from tests.support.kineto import event_row, write_changed, write_rows
 from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import SAMPLES
 
@@ -184,10 +183,7 @@ def without_pipeline(folder: Path) -> Path:
 
 
 def without_steps(folder: Path) -> Path:
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
-    content = {"schemaVersion": 1, "traceEvents": [event]}
-    (folder / "rank0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
-    return folder
+    return write_rows(folder / "rank0.json.gz", [event_row("cpu_op", "aten::mm", 1.0, 2.0)]).parent
 
 
 EMPTY: dict[Callable[[Path], Path], dict[str, str]] = {
@@ -228,15 +224,12 @@ def test_memory_over_time_that_was_not_recorded_says_how_to_record_it() -> None:
 
 
 def test_what_is_not_known_of_memory_is_in_words(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(SAMPLES / "gpu_zbv_p2", run)
-    for trace in run.glob("rank*.json.gz"):
-        content = json.loads(gzip.decompress(trace.read_bytes()))
-        predicted = content[METADATA_KEY]["predicted"]["memory"]
-        reason = "the attention ran without a fused kernel, and what it stores is not known"
-        predicted.update(activations_bytes=None, stages={}, reason=reason)
-        trace.write_bytes(gzip.compress(json.dumps(content).encode()))
-    page = str(memory.body(Store([run]).get()))
+    reason = "the attention ran without a fused kernel, and what it stores is not known"
+    unknown = {"activations_bytes": None, "stages": {}, "reason": reason}
+    write_changed(
+        SAMPLES / "gpu_zbv_p2", tmp_path, lambda _, trace: trace[METADATA_KEY]["predicted"]["memory"].update(unknown)
+    )
+    page = str(memory.body(Store([tmp_path]).get()))
     assert "activations and the sum of all parts: the attention ran without a fused kernel" in page
     assert "_bytes" not in page
 

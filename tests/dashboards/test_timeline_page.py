@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.dashboards.accessibility import violations
 from tests.dashboards.canvas import STATE, difference, drawn, opened_anew, picture, texts_of
 from tests.dashboards.conftest import Serve, Visit, Visiting, visiting
 from tests.dashboards.synthetic import write_run
+from tests.support.kineto import event_row, write_rows
 from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
@@ -479,23 +479,15 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(visit: 
 @pytest.fixture
 def plain_run(tmp_path: Path) -> Path:
     """Two steps of one rank without a pipeline, of the same length: the second is the typical one."""
-    on_host, on_device = {"ph": "X", "pid": 1, "tid": 1}, {"ph": "X", "pid": 0, "tid": 7}
-    events: list[dict[str, Any]] = []
-    for step in (1, 2):
-        begin = 1000.0 * step
+    events = []
+    for step, begin in ((1, 1000.0), (2, 2000.0)):
         events += [
-            on_host | {"cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin, "dur": 900},
-            on_host | {"cat": "cpu_op", "name": "aten::linear", "ts": begin + 5, "dur": 400},
-            on_host
-            | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": begin + 10, "dur": 300}
-            | {"args": {"correlation": step}},
-            on_device
-            | {"cat": "kernel", "name": "void gemm<float>(float*)", "ts": begin + 30, "dur": 500}
-            | {"args": {"correlation": step, "stream": 7, "device": 0}},
+            event_row("user_annotation", f"ProfilerStep#{step}", begin, 900),
+            event_row("cpu_op", "aten::linear", begin + 5, 400),
+            event_row("cuda_runtime", "cudaLaunchKernel", begin + 10, 300, step),
+            event_row("kernel", "void gemm<float>(float*)", begin + 30, 500, step, stream=7, device=0),
         ]
-    content = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
-    (tmp_path / "rank0.json").write_text(json.dumps(content))
-    return tmp_path
+    return write_rows(tmp_path / "rank0.json", events, distributedInfo={"rank": 0, "world_size": 1}).parent
 
 
 def test_the_timeline_begins_with_the_typical_step_before_the_header_knows_it(

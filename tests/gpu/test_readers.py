@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from tests.roundtrip.files import write_kineto
 from tests.roundtrip.styles import Marks
 from tests.roundtrip.test_roundtrip import paper
 from tests.support.device_oracle import Op, expectation, kineto_ops
+from tests.support.kineto import event_row, write_rows
 from tools.gpu import recorded
 from tools.gpu.comparison import differences
 
@@ -25,34 +25,24 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
 
 
-def write(path: Path, events: list[dict[str, Any]]) -> Path:
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-    return path
-
-
-def event(category: str, name: str, start: float, duration: float, correlation: int | None = None) -> dict[str, Any]:
-    args = {} if correlation is None else {"correlation": correlation}
-    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, "tid": 1, "pid": 1, "args": args}
-
-
 def test_an_op_has_the_time_of_the_computing_kernels_launched_inside_its_range(tmp_path: Path) -> None:
     mark = "pp1:{} chunk=0 phase=steady step=3"
     events = [
-        event("user_annotation", mark.format("0F0"), 10, 5),
-        event("user_annotation", mark.format("0B0"), 20, 5),
-        event("user_annotation", mark.format("0W0"), 40, 5),
-        event("cuda_runtime", "cudaLaunchKernel", 11, 1, 1),
-        event("cuda_driver", "cuLaunchKernelEx", 14.999, 1, 2),  # within the range by a nanosecond
-        event("cuda_runtime", "cudaLaunchKernel", 15, 1, 3),  # between both
-        event("cuda_runtime", "cudaLaunchKernel", 20, 1, 4),
-        event("cuda_runtime", "cudaLaunchKernel", 21, 1, 5),
-        event("kernel", "gemm", 100, 10, 1),
-        event("kernel", "norm", 120, 10, 2),
-        event("kernel", "elsewhere", 130, 10, 3),
-        event("kernel", "gemm", 150, 10, 4),
-        event("kernel", "ncclDevKernel_AllReduce", 160, 50, 5),
+        event_row("user_annotation", mark.format("0F0"), 10, 5),
+        event_row("user_annotation", mark.format("0B0"), 20, 5),
+        event_row("user_annotation", mark.format("0W0"), 40, 5),
+        event_row("cuda_runtime", "cudaLaunchKernel", 11, 1, 1),
+        event_row("cuda_driver", "cuLaunchKernelEx", 14.999, 1, 2),  # within the range by a nanosecond
+        event_row("cuda_runtime", "cudaLaunchKernel", 15, 1, 3),  # between both
+        event_row("cuda_runtime", "cudaLaunchKernel", 20, 1, 4),
+        event_row("cuda_runtime", "cudaLaunchKernel", 21, 1, 5),
+        event_row("kernel", "gemm", 100, 10, 1),
+        event_row("kernel", "norm", 120, 10, 2),
+        event_row("kernel", "elsewhere", 130, 10, 3),
+        event_row("kernel", "gemm", 150, 10, 4),
+        event_row("kernel", "ncclDevKernel_AllReduce", 160, 50, 5),
     ]
-    assert kineto_ops(write(tmp_path / "rank0.json.gz", events)) == [
+    assert kineto_ops(write_rows(tmp_path / "rank0.json.gz", events)) == [
         Op(3, "0F0", 100_000, 130_000, True),
         Op(3, "0B0", 150_000, 160_000, True),
         Op(3, "0W0", 40_000, 45_000, False),  # launched nothing
@@ -61,11 +51,11 @@ def test_an_op_has_the_time_of_the_computing_kernels_launched_inside_its_range(t
 
 def test_an_op_has_all_kernels_of_a_graph_that_it_launched(tmp_path: Path) -> None:
     events = [
-        event("user_annotation", "pp1:0F0 chunk=0 phase=steady step=3", 10, 5),
-        event("cuda_runtime", "cudaGraphLaunch", 11, 1, 1),
-        *(event("kernel", "gemm", start, 10, 1) for start in (100, 140, 120)),
+        event_row("user_annotation", "pp1:0F0 chunk=0 phase=steady step=3", 10, 5),
+        event_row("cuda_runtime", "cudaGraphLaunch", 11, 1, 1),
+        *(event_row("kernel", "gemm", start, 10, 1) for start in (100, 140, 120)),
     ]
-    assert kineto_ops(write(tmp_path / "rank0.json.gz", events)) == [Op(3, "0F0", 100_000, 150_000, True)]
+    assert kineto_ops(write_rows(tmp_path / "rank0.json.gz", events)) == [Op(3, "0F0", 100_000, 150_000, True)]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "interleaved-1f1b"])

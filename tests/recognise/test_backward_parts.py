@@ -16,18 +16,18 @@ from torch.utils.checkpoint import checkpoint
 from pptrace.intervals import intersect, length, union
 from pptrace.model.device import BackwardParts
 from pptrace.workflow.load import load
+from tests.support.kineto import event_row, write_rows
 
 NODE = "autograd::engine::evaluate_function: "
 
 
 def event(name: str, start: float, end: float, sequence: int | None = None, category: str = "cpu_op") -> dict[str, Any]:
     args = {} if sequence is None else {"Sequence number": sequence, "Fwd thread id": 1}
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": end - start, "args": args}
+    return event_row(category, name, start, end - start, **args)
 
 
 def parts_of(events: list[dict[str, Any]], folder: Path) -> BackwardParts:
-    path = folder / "rank0.json"
-    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": events}))
+    path = write_rows(folder / "rank0.json", events, distributedInfo={"rank": 0})
     return load([path], cache=False).data.work[0].backward
 
 
@@ -128,9 +128,8 @@ def test_torchs_own_checkpoints_are_found_where_they_run_again(reentrant: bool, 
 
 def launched(number: int, call: float, start: float, end: float) -> list[dict[str, Any]]:
     """A kernel, and the call that launches it."""
-    launch = event("cudaLaunchKernel", call, call + 1, category="cuda_runtime") | {"args": {"correlation": number}}
-    kernel = event("gemm", start, end, category="kernel") | {"args": {"correlation": number, "stream": 7, "device": 0}}
-    return [launch, kernel | {"tid": 7, "pid": 0}]
+    kernel = event_row("kernel", "gemm", start, end - start, number, stream=7, device=0)
+    return [event_row("cuda_runtime", "cudaLaunchKernel", call, 1, number), kernel]
 
 
 def test_on_a_device_parts_are_the_kernels_that_they_launch(tmp_path: Path) -> None:

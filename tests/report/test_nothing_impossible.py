@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pptrace.analysis.part_words import words_of_part
 from pptrace.analysis.report import Report
 from pptrace.workflow.load import load
 from tests.support.extent import ALL, by_turns
+from tests.support.kineto import write_changed
 from tests.support.programs import SAMPLES
 
 Events = list[dict[str, Any]]
@@ -82,11 +81,11 @@ def without_devices(_draw: random.Random, events: Events, _rank: int) -> Events:
 
 def damaged(folder: Path, source: Path, damage: Damage, seed: int) -> Report:
     draw = random.Random(seed)
-    for path in sorted(source.glob("rank*.json.gz")):
-        content = msgspec.json.decode(gzip.decompress(path.read_bytes()))
-        content["traceEvents"] = damage(draw, content["traceEvents"], int(path.name[4]))
-        folder.joinpath(path.stem).write_bytes(msgspec.json.encode(content))
-    return load([folder]).report
+
+    def change(rank: int, content: dict[str, Any]) -> None:
+        content["traceEvents"] = damage(draw, content["traceEvents"], rank)
+
+    return load([write_changed(source, folder, change)]).report
 
 
 def impossible(report: Report) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gzip
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -11,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pptrace.model.damage import Damage
+from tests.support.kineto import write_changed
 
 Event = dict[str, Any]
 Events = list[Event]
@@ -350,11 +348,9 @@ OF_RUN: dict[str, Change] = {
 
 def damaged(sample: Path, folder: Path, change: Change, ranks: Sequence[int] = (RANK,)) -> Path:
     """A copy of a sample of which the traces of some ranks are changed."""
-    for path in sorted(sample.glob("rank*.json.gz")):
-        text = gzip.decompress(path.read_bytes())
-        if path.name in [f"rank{rank}.json.gz" for rank in ranks]:
-            content = msgspec.json.decode(text)
+
+    def change_rank(rank: int, content: dict[str, Any]) -> None:
+        if rank in ranks:
             content["traceEvents"] = change(content["traceEvents"])
-            text = msgspec.json.encode(content)
-        (folder / path.name.removesuffix(".gz")).write_bytes(text)
-    return folder
+
+    return write_changed(sample, folder, change_rank)

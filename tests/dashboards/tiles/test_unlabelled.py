@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +13,7 @@ from pptrace.report.tiles.details import details
 from pptrace.report.tiles.measured import BACK, BUBBLES, OPS
 from pptrace.report.tiles.timeline import Timeline
 from pptrace.workflow.load import load
-
-
-def event(cat: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
-    on_device = cat == "kernel"
-    return {"ph": "X", "cat": cat, "name": name, "pid": 0 if on_device else 1, "tid": 7 if on_device else 1} | {
-        "ts": ts,
-        "dur": dur,
-        "args": args,
-    }
+from tests.support.kineto import event_row, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +22,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     events = []
     for step in (1, 2):
         first = 1000.0 * step
-        events.append(event("user_annotation", f"ProfilerStep#{step}", first, 900))
+        events.append(event_row("user_annotation", f"ProfilerStep#{step}", first, 900))
         for number, (launched, length) in enumerate(((10, 30), (80, 20))):
-            link = {"correlation": 10 * step + number}
-            events.append(event("cuda_runtime", "cudaLaunchKernel", first + launched, 2, **link))
-            events.append(event("kernel", "gemm", first + launched + 4, length, stream=7, device=0, **link))
-    content = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
-    path = tmp_path_factory.mktemp("unlabelled")
-    (path / "rank0.json").write_text(json.dumps(content))
-    return path
+            link = 10 * step + number
+            events.append(event_row("cuda_runtime", "cudaLaunchKernel", first + launched, 2, link))
+            events.append(event_row("kernel", "gemm", first + launched + 4, length, link, stream=7, device=0))
+    path = tmp_path_factory.mktemp("unlabelled") / "rank0.json"
+    return write_rows(path, events, distributedInfo={"rank": 0, "world_size": 1}).parent
 
 
 @pytest.fixture(scope="module")

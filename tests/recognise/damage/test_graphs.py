@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from pptrace.model.damage import Damage
 from pptrace.workflow.load import load
+from tests.support.kineto import event_row, write_rows
 
 NUM_NODES, REPLAYS = 40, range(8)
 
@@ -18,16 +18,12 @@ def trace(folder: Path, lost: dict[int, int], *, other: tuple[int, ...] = ()) ->
     """Replays of one graph, of which some have lost a number of kernels; ``other`` are of a graph with another kernel."""
     events: list[dict[str, Any]] = []
     for replay in REPLAYS:
-        start, number = 1_000.0 * replay, {"correlation": replay + 1}
-        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "pid": 1, "tid": 1, "args": number}
-        events.append(call | {"ts": start, "dur": 5})
+        start, number = 1_000.0 * replay, replay + 1
+        events.append(event_row("cuda_runtime", "cudaGraphLaunch", start, 5, number))
         for node in range(NUM_NODES - lost.get(replay, 0)):
             name = "tail" if replay in other and node == 0 else f"kernel{node % 7}"
-            kernel = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "args": {**number, "stream": 7}}
-            events.append(kernel | {"ts": start + 20 + 10 * node, "dur": 8})
-    path = folder / "rank0.json"
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}), encoding="utf-8")
-    return path
+            events.append(event_row("kernel", name, start + 20 + 10 * node, 8, number, stream=7))
+    return write_rows(folder / "rank0.json", events)
 
 
 @pytest.mark.parametrize(
