@@ -47,19 +47,9 @@ def test_a_malformed_host_is_a_bad_request(host: str, client: Any) -> None:
 @pytest.mark.parametrize(
     "origin",
     [
-        "http://evil.com",
-        "null",
-        "http://127.0.0.1:9999",
-        "http://127.0.0.1:8050.evil.com",
-        "https://127.0.0.1:8050",
-        "file://127.0.0.1:8050",
-        "//127.0.0.1:8050",
-        "http://x@127.0.0.1:8050",
-        "http://127.0.0.1:8050/",
-        "http://127.0.0.1",
-        "http://[::1",
-        "//",
-        "\xff",
+        *("http://evil.com", "null", "http://127.0.0.1:9999", "http://127.0.0.1:8050.evil.com", "http://[::1", "//"),
+        *("https://127.0.0.1:8050", "file://127.0.0.1:8050", "//127.0.0.1:8050", "http://x@127.0.0.1:8050", "\xff"),
+        *("http://127.0.0.1:8050/", "http://127.0.0.1"),
     ],
 )
 def test_a_page_of_another_origin_is_refused(origin: str, client: Any) -> None:
@@ -72,13 +62,7 @@ def test_a_page_of_another_origin_is_refused(origin: str, client: Any) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"{",
-        b"\xff\xfe",
-        b"[]",
-        b"5",
-        b"[" * 100_000,
-        b"{}",
+        *(b"", b"{", b"\xff\xfe", b"[]", b"5", b"[" * 100_000, b"{}"),
         *(
             json.dumps({**OVERVIEW, **change}).encode()
             for change in (

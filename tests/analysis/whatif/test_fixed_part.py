@@ -89,40 +89,24 @@ def works(split: Sequence[int], fixed: float, factors: Sequence[float] = (), noi
     )
 
 
-@pytest.mark.parametrize(
-    ("layers", "work"),
-    [
-        (None, works((3, 6, 4, 3), 30)),
-        ((4, 3, 3, 6), works((4, 3, 3, 6), 30)),
-        ((4, 2, 4), works((4, 2, 4), 30)),
-        ((5, 7, 5, 5), works((5, 7, 5, 5), 100)),
-        ((3, 6, 4, 3), works((3, 6, 4, 3), 0)),
-        ((3, 6, 4, 3), works((3, 6, 4, 3), 200)),
-        (
-            (3, 6, 4, 3),
-            np.concatenate([works((3, 6, 4, 3), fixed)[..., :1] for fixed in (30, 200)], axis=3),
-        ),
-        ((3, 6, 4, 3), works((3, 6, 4, 3), 0, (1, 1, 1.05, 1))),
-        ((3, 6, 4, 3), works((3, 6, 4, 3), 0, (1, 1.1, 1, 1))),
-        ((6, 6, 4, 6), works((6, 6, 4, 6), 0, (1, 1, 1.5, 1))),
-        ((6, 6, 4, 6), works((6, 6, 4, 6), 0, (1, 1, 1.02, 1))),
-        ((3, 6, 4, 3), works((3, 6, 4, 3), 1, noise=0.2)),
-    ],
-    ids=[
-        "layers not known",
-        "as many between the ends",
-        "one between the ends",
-        "hardly other numbers",
-        "none",
-        "too large",
-        "too large of one kind",
-        "a slow stage",
-        "another one",
-        "a very slow stage",
-        "a stage that is hardly slower",
-        "noise",
-    ],
-)
+TWO_KINDS = [works((3, 6, 4, 3), fixed)[..., :1] for fixed in (30, 200)]
+TELLS_NOTHING = {
+    "layers not known": (None, works((3, 6, 4, 3), 30)),
+    "as many between the ends": ((4, 3, 3, 6), works((4, 3, 3, 6), 30)),
+    "one between the ends": ((4, 2, 4), works((4, 2, 4), 30)),
+    "hardly other numbers": ((5, 7, 5, 5), works((5, 7, 5, 5), 100)),
+    "none": ((3, 6, 4, 3), works((3, 6, 4, 3), 0)),
+    "too large": ((3, 6, 4, 3), works((3, 6, 4, 3), 200)),
+    "too large of one kind": ((3, 6, 4, 3), np.concatenate(TWO_KINDS, axis=3)),
+    "a slow stage": ((3, 6, 4, 3), works((3, 6, 4, 3), 0, (1, 1, 1.05, 1))),
+    "another one": ((3, 6, 4, 3), works((3, 6, 4, 3), 0, (1, 1.1, 1, 1))),
+    "a very slow stage": ((6, 6, 4, 6), works((6, 6, 4, 6), 0, (1, 1, 1.5, 1))),
+    "a stage that is hardly slower": ((6, 6, 4, 6), works((6, 6, 4, 6), 0, (1, 1, 1.02, 1))),
+    "noise": ((3, 6, 4, 3), works((3, 6, 4, 3), 1, noise=0.2)),
+}
+
+
+@pytest.mark.parametrize(("layers", "work"), TELLS_NOTHING.values(), ids=TELLS_NOTHING)
 def test_none_is_measured_where_stages_do_not_tell(layers: tuple[int, ...] | None, work: Floats) -> None:
     assert measured_fixed_part(work, layers).tolist() == [0, 0]
 

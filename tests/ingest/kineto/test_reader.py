@@ -63,28 +63,23 @@ def test_a_cpu_op_with_a_stream_stays_on_the_host(write: Write, op: Op) -> None:
     assert (events.category[0], events.stream[0], events.thread[0]) == (Category.CPU_OP, -1, 11)
 
 
+CATEGORIES = {
+    Category.CPU_OP: ("Operator", "cpu_op"),
+    Category.ANNOTATION: ("user_annotation",),
+    Category.RUNTIME: ("Runtime", "cuda_runtime", "cuda_driver"),
+    Category.PYTHON: ("python_function",),
+    Category.OVERHEAD: ("overhead",),
+    Category.OTHER: ("Trace",),
+    Category.KERNEL: ("Kernel", "kernel", "mtia_ccp_events"),
+    Category.MEMCPY: ("Memcpy", "gpu_memcpy"),
+    Category.MEMSET: ("Memset", "gpu_memset"),
+    Category.DEVICE_ANNOTATION: ("gpu_user_annotation",),
+    Category.DEVICE_SYNC: ("cuda_sync",),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "category"),
-    [
-        ("Operator", Category.CPU_OP),
-        ("cpu_op", Category.CPU_OP),
-        ("user_annotation", Category.ANNOTATION),
-        ("Runtime", Category.RUNTIME),
-        ("cuda_runtime", Category.RUNTIME),
-        ("cuda_driver", Category.RUNTIME),
-        ("python_function", Category.PYTHON),
-        ("overhead", Category.OVERHEAD),
-        ("Trace", Category.OTHER),
-        ("Kernel", Category.KERNEL),
-        ("kernel", Category.KERNEL),
-        ("Memcpy", Category.MEMCPY),
-        ("gpu_memcpy", Category.MEMCPY),
-        ("Memset", Category.MEMSET),
-        ("gpu_memset", Category.MEMSET),
-        ("gpu_user_annotation", Category.DEVICE_ANNOTATION),
-        ("cuda_sync", Category.DEVICE_SYNC),
-        ("mtia_ccp_events", Category.KERNEL),
-    ],
+    ("name", "category"), [(name, category) for category, names in CATEGORIES.items() for name in names]
 )
 def test_categories_of_every_age_are_known(write: Write, op: Op, name: str, category: Category) -> None:
     trace = read_kineto(write([op(cat=name)]))
@@ -368,37 +363,15 @@ def test_communication_fields_of_torch_2_2_count_elements(write: Write, op: Op) 
 
 
 def test_communication_fields_of_torch_2_13_are_all_read(write: Write) -> None:
-    args = {
-        "Collective name": "send",
-        "In msg nelems": 1024,
-        "Out msg nelems": 1024,
-        "dtype": "Float",
-        "Group size": 2,
-        "Process Group Name": "7",
-        "Process Group Description": "pp",
-        "Process Group Ranks": "[1, 5]",
-        "Rank": 5,
-        "Dst Rank": 5,
-        "Seq": 42,
-        "Is asynchronized op": True,
-        "Comms Id": 123,
-    }
+    message = {"Collective name": "send", "In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "Float", "Seq": 42}
+    group = {"Process Group Name": "7", "Process Group Description": "pp", "Process Group Ranks": "[1, 5]"}
+    args = message | group | {"Group size": 2, "Rank": 5, "Dst Rank": 5, "Is asynchronized op": True, "Comms Id": 123}
     content = [kernel("gemm", 1), kernel("ncclDevKernel_SendRecv(ncclDevComm*)", 2, **args), kernel("gemm", 0.5)]
     assert comms(write(content)) == [
         {
-            "event": 2,
-            "collective": "send",
-            "in_bytes": 4096,
-            "out_bytes": 4096,
-            "group_id": "7",
-            "group_description": "pp",
-            "group_ranks": "[1, 5]",
-            "group_size": 2,
-            "src": -1,
-            "dst": 5,
-            "seq": 42,
-            "in_elements": -1,
-            "splits": "",
+            **{"event": 2, "collective": "send", "in_bytes": 4096, "out_bytes": 4096, "in_elements": -1, "splits": ""},
+            **{"group_id": "7", "group_description": "pp", "group_ranks": "[1, 5]", "group_size": 2},
+            **{"src": -1, "dst": 5, "seq": 42},
         }
     ]
 

@@ -461,29 +461,17 @@ def test_a_group_that_cannot_tile_the_ranks_is_no_axis(last: int, axis: str) -> 
     assert set(groups.axes.values()) == {axis}
 
 
+def row_of(kind: str, name: int, ranks: Sequence[int], peer: int = -1) -> dict[str, object]:
+    columns = {"kind": kind, "peer": peer, "local_peer": -1, "bytes": 4096, "clock": "host", "backward": 0}
+    return columns | group_columns(name, ranks)
+
+
 def test_groups_of_neighbours_are_links_of_one_pipeline() -> None:
-    pairs = [[0, 1], [1, 2], [2, 3]]
-    calls = {
-        rank: table_of(
-            CALLS,
-            [
-                {
-                    "kind": kind,
-                    "peer": peer,
-                    "local_peer": -1,
-                    "bytes": 64,
-                    "clock": "host",
-                    **group_columns(index, pair),
-                }
-                for index, pair in enumerate(pairs)
-                for peer in pair
-                if rank in pair and peer != rank
-                for kind in ("send", "recv")
-            ],
-            number=-1,
-        )
-        for rank in range(4)
-    }
+    calls = {}
+    for rank in range(4):
+        pairs = [(first, (first, first + 1), peer) for first, peer in ((rank - 1, rank - 1), (rank, rank + 1))]
+        rows = [row_of(kind, *link) for link in pairs if 0 <= link[2] < 4 for kind in ("send", "recv")]
+        calls[rank] = table_of(CALLS, rows, number=-1)
     groups = find_groups(calls, {rank: {"world_size": 4} for rank in range(4)}, dict.fromkeys(range(4), 2))
     assert groups.pipelines == ((0, 1, 2, 3),)
     assert groups.sizes["pp"] == 4
@@ -493,19 +481,13 @@ def test_groups_of_neighbours_are_links_of_one_pipeline() -> None:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_some_ranks_of_one_pipeline_are_no_replicas(members: Sequence[int], axis: str, replicas: int) -> None:
     """Gradients of tied embeddings are summed over both ends."""
-    world = 4 * replicas
-
-    def call(kind: str, name: int, ranks: Sequence[int], peer: int = -1) -> dict[str, object]:
-        columns = {"kind": kind, "peer": peer, "local_peer": -1, "bytes": 4096, "clock": "host", "backward": 0}
-        return columns | group_columns(name, ranks)
-
-    calls = {}
+    world, calls = 4 * replicas, {}
     for rank in range(world):
         first = rank // 4 * 4
         peers = [peer for peer in (rank - 1, rank + 1) if first <= peer < first + 4]
-        rows = [call(kind, 0, range(world), peer) for peer in peers for kind in ("send", "recv")]
+        rows = [row_of(kind, 0, range(world), peer) for peer in peers for kind in ("send", "recv")]
         if rank - first in members:
-            rows.append(call("all_reduce", 1 + first, [first + member for member in members]))
+            rows.append(row_of("all_reduce", 1 + first, [first + member for member in members]))
         calls[rank] = table_of(CALLS, rows, number=-1)
     groups = find_groups(calls, {rank: {"world_size": world} for rank in calls}, dict.fromkeys(calls, 1))
     assert groups.pipelines == tuple(tuple(range(first, first + 4)) for first in range(0, world, 4))
