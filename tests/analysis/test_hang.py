@@ -4,47 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.flight_recorder import BEGIN_NS, Entry, entry, write_dump
 from tests.support.programs import SAMPLES, one_line, pptrace_here
-
-Entry = dict[str, Any]
-WORLD = ("0", "default_pg")
-BEGIN_NS = 1_700_000_000_000_000_000
-
-
-def entry(name: str, seq: int, state: str, group: tuple[str, str] = WORLD, **more: Any) -> Entry:
-    return {
-        "process_group": group,
-        "pg_id": 0 if group == WORLD else 1,
-        "collective_seq_id": seq,
-        "p2p_seq_id": seq,
-        "profiling_name": name,
-        "time_created_ns": BEGIN_NS + 1000 * seq,
-        "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": None,
-        "input_sizes": [[4, 256]],
-        "output_sizes": [[4, 256]],
-        "input_dtypes": ["Float"],
-        "output_dtypes": ["Float"],
-        "state": state,
-    } | more
-
-
-def write(path: Path, entries: Sequence[Entry], groups: Mapping[str, Sequence[int]], version: str = "2.10") -> None:
-    """A dump; ``groups`` are the members by "name desc", in torch's spelling."""
-    config = {}
-    for key, ranks in groups.items():
-        name, desc = key.split()
-        config[name] = {"name": name, "desc": desc, "ranks": str(list(ranks))}
-    records = [{"record_id": index, **each} for index, each in enumerate(entries)]
-    path.write_bytes(pickle.dumps({"version": version, "pg_config": config, "pg_status": {}, "entries": records}))
 
 
 def verdict(*paths: Path) -> tuple[str, list[int]] | None:
@@ -63,7 +30,7 @@ def three_dimensions(folder: Path, guilty: int, entries: Sequence[Entry]) -> Non
         near = rank // 4 == guilty // 4
         own.append(entry("nccl:all_reduce", 6, "started" if near else "completed", group))
         own += [] if near else [entry("nccl:_all_gather_base", 1, "started")]
-        write(folder / f"job_dump_{rank}", entries if rank == guilty else own, groups)
+        write_dump(folder / f"job_dump_{rank}", entries if rank == guilty else own, groups)
 
 
 def test_an_empty_dump_is_evidence_and_the_text_is_short(tmp_path: Path) -> None:
@@ -94,30 +61,30 @@ def test_one_dump_alone_blames_nobody_whose_dump_was_not_given(tmp_path: Path) -
 def test_any_backend_s_recorder_tells_who_is_late(tmp_path: Path, backend: str) -> None:
     groups = {"0 default_pg": [0, 1]}
     done = [entry(f"{backend}:all_reduce", seq, "completed") for seq in (1, 2)]
-    write(tmp_path / "job_dump_0", [*done, entry(f"{backend}:_all_gather_base", 3, "started")], groups)
-    write(tmp_path / "job_dump_1", done, groups)
+    write_dump(tmp_path / "job_dump_0", [*done, entry(f"{backend}:_all_gather_base", 3, "started")], groups)
+    write_dump(tmp_path / "job_dump_1", done, groups)
     assert verdict(tmp_path) == ("late", [1])
 
 
 def test_dumps_of_a_run_that_goes_on_are_no_hang(tmp_path: Path) -> None:
     groups = {"0 default_pg": [0, 1]}
-    write(
+    write_dump(
         tmp_path / "a_dump_0",
         [entry("nccl:all_reduce", 1, "completed"), entry("nccl:all_reduce", 2, "started")],
         groups,
     )
-    write(tmp_path / "a_dump_1", [entry("nccl:all_reduce", 1, "completed")], groups)
+    write_dump(tmp_path / "a_dump_1", [entry("nccl:all_reduce", 1, "completed")], groups)
     assert verdict(tmp_path) == ("late", [1])
     for rank in (0, 1):
         os.utime(tmp_path / f"a_dump_{rank}", ns=(BEGIN_NS + 10**8, BEGIN_NS + 10**8))
     assert verdict(tmp_path) is None
-    write(tmp_path / "a_dump_0", [entry("nccl:all_reduce", 1, "completed")], groups)
+    write_dump(tmp_path / "a_dump_0", [entry("nccl:all_reduce", 1, "completed")], groups)
     assert pptrace_here("hang", tmp_path).out == "no hang found: no rank waits for another (read ranks 0 and 1)\n"
 
 
 def test_a_dump_that_cannot_be_read_is_not_said_to_be_read(tmp_path: Path) -> None:
     for rank in range(4):
-        write(tmp_path / f"a_dump_{rank}", [entry("nccl:all_reduce", 1, "completed")], {"0 default_pg": range(4)})
+        write_dump(tmp_path / f"a_dump_{rank}", [entry("nccl:all_reduce", 1, "completed")], {"0 default_pg": range(4)})
     (tmp_path / "a_dump_2").write_bytes((tmp_path / "a_dump_2").read_bytes()[:60])
     assert pptrace_here("hang", tmp_path).out == (
         "no hang found: no rank waits for another (read ranks 0, 1, 3; no dump of rank 2 can be read)\n"
@@ -126,7 +93,7 @@ def test_a_dump_that_cannot_be_read_is_not_said_to_be_read(tmp_path: Path) -> No
 
 def test_of_gloo_s_dumps_no_collective_that_is_open_proves_no_rank_to_be_free(tmp_path: Path) -> None:
     for rank in (0, 1):
-        write(tmp_path / f"a_dump_{rank}", [entry("gloo:all_reduce", 1, "completed")], {"0 default_pg": [0, 1]})
+        write_dump(tmp_path / f"a_dump_{rank}", [entry("gloo:all_reduce", 1, "completed")], {"0 default_pg": [0, 1]})
     assert pptrace_here("hang", tmp_path).out == (
         "no hang found: no rank waits for another in a collective; ranks may wait in messages, which gloo's recorder "
         "does not keep (read ranks 0 and 1)\n"

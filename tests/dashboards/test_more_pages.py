@@ -41,10 +41,11 @@ from pptrace.report.verdict_bar import bar_of
 from pptrace.workflow.load import load
 from tests.analysis.compare.test_without_pipeline import run_of
 from tests.analysis.experts.test_experts import Experts
-from tests.analysis.test_hang import entry, three_dimensions, write
+from tests.analysis.test_hang import three_dimensions
 from tests.analysis.test_plain_steps import ROWS
 from tests.dashboards.synthetic import write_run
 from tests.support.analysed import analyse
+from tests.support.flight_recorder import entry, write_dump
 from tests.support.kineto import event_row, write_changed, write_rows
 from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import SAMPLES
@@ -338,7 +339,7 @@ def test_the_name_of_a_group_is_text(tmp_path: Path) -> None:
     group = ("0", "<script>alert(1)</script>")
     for rank in range(2):
         calls = [entry("nccl:all_reduce", 1, "started", group)] if rank else []
-        write(tmp_path / f"dump_{rank}", calls, {" ".join(group): range(2)})
+        write_dump(tmp_path / f"dump_{rank}", calls, {" ".join(group): range(2)})
     page = hang.body(Answers(Store([tmp_path])))
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text(page)
     assert not any("<script>" in getattr(node, "data-markup", "") for node in nodes(page))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +19,29 @@ from pptrace.ingest.flight_recorder.reader import read_flight
 from pptrace.ingest.formats import detect, read_file
 from pptrace.model.traces import InputFormat
 from pptrace.workflow.load import load
+from tests.support import flight_recorder
+from tests.support.flight_recorder import WORLD, Entry, write_dump
+
+GROUPS = {"0 default_pg": range(4), "1 pipeline": (1, 3)}
+entry = partial(flight_recorder.entry, group=("1", "pipeline"))
 
 
-def entry(name: str, seq: int, state: str, group: tuple[str, str] = ("1", "pipeline"), **more: Any) -> dict[str, Any]:
-    return {
-        "record_id": seq,
-        "process_group": group,
-        "collective_seq_id": seq,
-        "p2p_seq_id": seq,
-        "profiling_name": name,
-        "time_created_ns": 1_700_000_000_000_000_000 + 1000 * seq,
-        "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": None,
-        "duration_ms": 0.25 if state == "completed" else None,
-        "input_sizes": [[4, 256]],
-        "output_sizes": [[4, 256]],
-        "input_dtypes": ["BFloat16"],
-        "output_dtypes": ["BFloat16"],
-        "state": state,
-    } | more
-
-
-def dump(path: Path, entries: list[dict[str, Any]], as_json: bool = False) -> Path:
-    groups = {
-        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"},
-        "1": {"name": "1", "desc": "pipeline", "ranks": "[1, 3]"},
-    }
-    document = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": entries}
-    path.write_bytes(json.dumps(document).encode() if as_json else pickle.dumps(document))
-    return path
+def dump(path: Path, entries: Sequence[Entry], as_json: bool = False) -> Path:
+    return write_dump(path, entries, GROUPS, as_json=as_json)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_dump_gives_its_communication_with_global_peers(tmp_path: Path, as_json: bool) -> None:
     entries = [
         entry("nccl:send 0->1", 1, "completed"),
-        entry("nccl:_all_gather_base", 2, "completed", ("0", "default_pg")),
+        entry("nccl:_all_gather_base", 2, "completed", group=WORLD),
     ]
     path = dump(tmp_path / "nccl_trace_rank_1", entries, as_json)
     assert detect(first_bytes(path)) is InputFormat.OPLOG
     (trace,) = read_file(path, InputFormat.OPLOG)
     assert (trace.rank, trace.producer, trace.warnings) == (1, "torch flight recorder 2.10", ())
     rows = trace.comms[["kind", "axis", "peer", "group_size", "bytes", "start_ns", "end_ns"]].to_numpy().tolist()
-    first = 1_700_000_000_000_001_000
+    first = flight_recorder.BEGIN_NS + 1000
     assert rows == [
         ["send", "pp", 3, 2, 2048, first, first + 250_000],
         ["all_gather", "unknown", -1, 4, 2048, first + 1000, first + 251_000],
@@ -68,11 +49,10 @@ def test_a_dump_gives_its_communication_with_global_peers(tmp_path: Path, as_jso
 
 
 def test_a_rank_that_hangs_is_named_with_what_the_others_did(tmp_path: Path) -> None:
-    world = ("0", "default_pg")
-    done = entry("nccl:all_reduce", 11, "completed", world)
+    done = entry("nccl:all_reduce", 11, "completed", group=WORLD)
     states = {0: ["completed"], 1: ["completed"], 2: [], 3: ["started"]}
     for rank, own in states.items():
-        late = [entry("nccl:all_reduce", 12, state, world) for state in own]
+        late = [entry("nccl:all_reduce", 12, state, group=WORLD) for state in own]
         dump(tmp_path / f"nccl_trace_rank_{rank}", [done, *late])
     report = load([tmp_path]).report
     assert (report.hang["verdict"], report.hang["ranks"]) == ("late", [2])
@@ -146,7 +126,7 @@ def test_damaged_dumps_are_told_in_one_line(tmp_path: Path) -> None:
 
 def test_a_dump_without_entries_keeps_its_rank_and_says_so(tmp_path: Path) -> None:
     for rank in (9, 11):
-        dump(tmp_path / f"job_dump_{rank}", [entry("nccl:all_reduce", 1, "completed", ("0", "default_pg"))])
+        dump(tmp_path / f"job_dump_{rank}", [entry("nccl:all_reduce", 1, "completed", group=WORLD)])
     for rank in (10, 12):  # equal files, and two ranks
         dump(tmp_path / f"job_dump_{rank}", [])
     report = load([tmp_path]).report

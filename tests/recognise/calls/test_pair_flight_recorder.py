@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -18,12 +15,12 @@ from pptrace.workflow.load import load
 from tests.roundtrip.files import WRITERS, step_begins
 from tests.roundtrip.styles import Style, TorchBatched, Unlabelled
 from tests.roundtrip.test_roundtrip import check_messages, cost
+from tests.support.flight_recorder import Entry, entry, write_dump
 from tests.support.found_ops import message_names
 from tests.support.synthetic import LEAD, Done, PaperRun, groups_of, run_on_paper
 
 STEPS = 2
 GROUP = ("17", "mesh_pp")
-Entry = dict[str, Any]
 
 
 def paper(schedule: str) -> PaperRun:
@@ -39,8 +36,8 @@ def entries(run: PaperRun, rank: int) -> Iterator[Entry]:
             if group[0].action.kind.is_p2p:
                 seq += 1
                 at = step_begins(run, step) + group[0].start - LEAD + 3
-                yield from (entry(name_of(run, rank, done), seq, at, "scheduled", [4, 512]) for done in group)
-                yield entry("nccl:coalesced", seq, at, "completed", None)
+                yield from (posted(name_of(run, rank, done), seq, at, "scheduled", [4, 512]) for done in group)
+                yield posted("nccl:coalesced", seq, at, "completed", None)
 
 
 def name_of(run: PaperRun, rank: int, done: Done) -> str:
@@ -56,32 +53,18 @@ def peer_of(run: PaperRun, done: Done) -> int:
     return run.plan.placement[done.action.stage + (1 if is_forward == done.action.kind.is_send else -1)]
 
 
-def entry(name: str, seq: int, at: int, state: str, shape: list[int] | None) -> Entry:
+def posted(name: str, seq: int, at: int, state: str, shape: list[int] | None) -> Entry:
+    """A call of the pipeline's group of which no time but that of its posting is known."""
     sizes, dtypes = ([shape], ["BFloat16"]) if shape else ([], [])
-    return {
-        "record_id": seq,
-        "pg_id": 17,
-        "process_group": GROUP,
-        "collective_seq_id": 0,
-        "p2p_seq_id": seq,
-        "op_id": seq,
-        "profiling_name": name,
-        "time_created_ns": at,
-        "input_sizes": sizes,
-        "output_sizes": sizes,
-        "input_dtypes": dtypes,
-        "output_dtypes": dtypes,
-        "state": state,
-        "is_p2p": True,
-    }
+    times = {"time_created_ns": at, "duration_ms": None}
+    kinds = {"input_dtypes": dtypes, "output_dtypes": dtypes}
+    order = {"record_id": seq, "collective_seq_id": 0, "op_id": seq, "is_p2p": True}
+    return entry(name, seq, state, GROUP, input_sizes=sizes, output_sizes=sizes, **times, **kinds, **order)
 
 
-def write_dump(folder: Path, rank: int, rows: Sequence[Entry], p: int, as_json: bool = False) -> None:
-    groups = {"0": ("default_pg", range(p)), GROUP[0]: (GROUP[1], range(p))}
-    config = {name: {"name": name, "desc": desc, "ranks": str(list(own))} for name, (desc, own) in groups.items()}
-    document = {"version": "2.4", "pg_config": config, "pg_status": {}, "entries": list(rows)}
-    content = json.dumps(document).encode() if as_json else pickle.dumps(document, 2)
-    (folder / f"nccl_trace_rank_{rank}").write_bytes(content)
+def dump(folder: Path, rank: int, rows: Sequence[Entry], p: int, as_json: bool = False) -> None:
+    groups = {"0 default_pg": range(p), " ".join(GROUP): range(p)}
+    write_dump(folder / f"nccl_trace_rank_{rank}", rows, groups, "2.4", as_json)
 
 
 def analysed(
@@ -95,7 +78,7 @@ def analysed(
     """The run's traces with a dump of each rank beside them."""
     WRITERS[form](style, run, STEPS, folder)
     for rank in range(run.plan.pp):
-        write_dump(folder, rank, changed(rank, list(entries(run, rank))), run.plan.pp, as_json)
+        dump(folder, rank, changed(rank, list(entries(run, rank))), run.plan.pp, as_json)
     return load([folder], cache=False)
 
 
@@ -168,8 +151,8 @@ def test_a_dump_whose_calls_are_not_the_traces_changes_nothing_and_says_so(tmp_p
 def test_dumps_of_no_rank_with_a_trace_and_damaged_ones_are_told_and_left_out(tmp_path: Path) -> None:
     run = paper("interleaved-1f1b")
     WRITERS["kineto"](Unlabelled(), run, STEPS, tmp_path)
-    write_dump(tmp_path, 5, list(entries(run, 0)), run.plan.pp)
-    write_dump(tmp_path, 1, list(entries(run, 1)), run.plan.pp)
+    dump(tmp_path, 5, list(entries(run, 0)), run.plan.pp)
+    dump(tmp_path, 1, list(entries(run, 1)), run.plan.pp)
     whole = tmp_path / "nccl_trace_rank_1"
     whole.write_bytes(whole.read_bytes()[:-9])
     analysis = load([tmp_path], cache=False)
