@@ -9,6 +9,15 @@ from pathlib import Path
 
 import pytest
 
+
+def printed(program: str, *arguments: str, environ: dict[str, str] | None = None) -> str:
+    """Output of a program in an interpreter of its own."""
+    command = [sys.executable, "-c", program, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 _WITHOUT_TORCH = """
 import importlib, pkgutil, sys
 class Refuse:
@@ -26,11 +35,7 @@ print(len(names))
 
 @pytest.mark.parametrize("package", ["pptrace", "dashboards"])
 def test_every_module_imports_without_torch(package: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_TORCH, package], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert int(ended.stdout) >= 3
+    assert int(printed(_WITHOUT_TORCH, package)) >= 3
 
 
 _NOT_NEEDED = {
@@ -55,17 +60,15 @@ def test_analyze_imports_what_a_run_of_hosts_needs() -> None:
         f"import sys; from pptrace.cli.main import cli; "
         f"cli.main(['analyze', '--no-cache', {str(sample)!r}], standalone_mode=False); print(*sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    imported = set(ended.stdout.splitlines()[-1].split())
+    imported = set(printed(program).splitlines()[-1].split())
     assert "pptrace.workflow.load" in imported
     assert not _NOT_NEEDED & imported
 
 
 def test_the_help_of_the_command_line_imports_no_tables() -> None:
-    program = "import sys, pptrace.cli.main; print(*sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "click" in ended.stdout.split()
-    assert {"numpy", "pandas", "pptrace.ingest"}.isdisjoint(ended.stdout.split())
+    imported = printed("import sys, pptrace.cli.main; print(*sys.modules)").split()
+    assert "click" in imported
+    assert {"numpy", "pandas", "pptrace.ingest"}.isdisjoint(imported)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +83,7 @@ def test_a_schedule_on_paper_needs_no_tables(command: str) -> None:
     """pandas takes as long to import as all else of these commands."""
     arguments = [*command.split(), "--pp", "2", "--microbatches", "4"]
     program = f"import sys; from pptrace.cli.main import cli; cli.main({arguments}, standalone_mode=False); print(*sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    imported = ended.stdout.splitlines()[-1].split()
+    imported = printed(program).splitlines()[-1].split()
     assert "pptrace.schedule.registry" in imported
     assert "pandas" not in imported
 
@@ -91,8 +93,7 @@ def test_the_html_page_is_written_without_dash_and_plotly() -> None:
         "import sys, pptrace; page = pptrace.load('sample_traces/1f1b_p4').to_html(); "
         "print({'dash', 'plotly', 'flask'} & set(sys.modules), 'plotly' in page, len(page) < 400_000)"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert ended.stdout == "set() False True\n"
+    assert printed(program) == "set() False True\n"
 
 
 _WITHOUT_NUMPY = """
@@ -105,10 +106,7 @@ print(sum(map(len, registry.build("zbv", 2, 4).ranks)))
 
 def test_plans_are_built_with_the_standard_library_alone() -> None:
     """Ranks of a run that is traced build plans too, and load nothing that the run does not."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_NUMPY], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (ended.returncode, ended.stdout) == (0, "48\n"), ended.stderr
+    assert printed(_WITHOUT_NUMPY) == "48\n"
 
 
 def test_the_package_runs_as_the_program() -> None:
@@ -127,9 +125,6 @@ def test_numpy_starts_no_threads_for_a_command_and_what_is_started_later_does(of
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     if of_user is not None:
         environment["OPENBLAS_NUM_THREADS"] = of_user
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, env=environment
-    )
-    num_threads, variable = ended.stdout.split()
+    num_threads, variable = printed(program, environ=environment).split()
     assert variable == str(of_user)
     assert of_user is not None or num_threads == "1"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +11,7 @@ import pytest
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.run import RecognisedRun
 from tests.support.analysed import recognise
-from tests.support.forked import start_python
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, run_command
 from tests.support.read import read_kineto
 
 pytestmark = pytest.mark.processes
@@ -77,16 +74,9 @@ def recorded(folder: Path, how: str) -> RecognisedRun:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     launch = ("pptrace", "run", "-n", "4", "--steps", "all", "--timeout", str(LIMIT_S), "-o", str(folder / "run"))
-    process = start_python(
-        [sys.executable, "-m", *launch, str(script), how, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
-    out, _ = process.communicate(timeout=LIMIT_S + 30)
-    assert process.returncode == 0, out
+    command = [sys.executable, "-m", *launch, str(script), how, str(folder)]
+    ended = run_command(command, LIMIT_S + 30, ROOT, {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, forked=True)
+    assert ended.code == 0, ended
     return recognise([read_kineto(folder / "run" / f"rank{rank}.json.gz") for rank in range(4)])
 
 

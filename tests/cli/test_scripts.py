@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.extent import ALL
-from tests.support.forked import start_python
-from tests.support.programs import ROOT, Ended
+from tests.support.programs import ROOT, Ended, run_command
 
 pytestmark = pytest.mark.processes
 LIMIT_S = 120
@@ -162,26 +158,12 @@ dist.destroy_process_group()
 
 
 def run(command: tuple[str, ...], script: Path, *arguments: str, anew: bool = False, **environ: str) -> Ended:
-    """Run a script; one that takes too long is killed with all that it started.
+    """Run a script.
 
     ``anew``: each process begins as a new interpreter, and not as a fork of one that has imported torch.
     """
-    process = (subprocess.Popen if anew else start_python)(
-        [*command, str(script), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **environ},
-    )
-    try:
-        out, err = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        raise AssertionError(f"{script.name} ran over {LIMIT_S} s\n{out}\n{err}") from None
-    return Ended(process.returncode, out, err)
+    environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **environ}
+    return run_command([*command, str(script), *arguments], LIMIT_S, ROOT, environ, forked=not anew)
 
 
 PROFILED_ON_ONE_RANK = """

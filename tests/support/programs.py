@@ -60,21 +60,23 @@ def pptrace(
     forked: bool = False,
 ) -> Ended:
     """Run ``pptrace``; ``forked``: it and its ranks are forks of a process that has imported torch."""
-    return _run([PROGRAM, *map(str, arguments)], timeout_s, cwd, {"NO_COLOR": "1", **(environ or {})}, forked=forked)
+    return run_command(
+        [PROGRAM, *map(str, arguments)], timeout_s, cwd, {"NO_COLOR": "1", **(environ or {})}, forked=forked
+    )
 
 
 def script(path: Path, *arguments: str, timeout_s: float = 300) -> Ended:
     """Run a Python script from the root of the project, as a fork of a process that has imported torch."""
-    return _run([sys.executable, str(path), *arguments], timeout_s, ROOT, {"NO_COLOR": "1"}, forked=True)
+    return run_command([sys.executable, str(path), *arguments], timeout_s, ROOT, {"NO_COLOR": "1"}, forked=True)
 
 
 def torchrun(num_ranks: int, *arguments: str | Path, timeout_s: float = 120) -> Ended:
     """Run a script from the root of the project on so many ranks; all are forks of a process that has imported torch."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--standalone"]
-    return _run([*command, *map(str, arguments)], timeout_s, ROOT, {}, forked=True)
+    return run_command([*command, *map(str, arguments)], timeout_s, ROOT, {}, forked=True)
 
 
-def _run(command: list[str], timeout_s: float, cwd: Path, environ: Mapping[str, str], *, forked: bool) -> Ended:
+def run_command(command: list[str], timeout_s: float, cwd: Path, environ: Mapping[str, str], *, forked: bool) -> Ended:
     """Run a command; one that is over its time is killed with all its children, and fails the test with its output."""
     process = (start_python if forked else subprocess.Popen)(
         command,
