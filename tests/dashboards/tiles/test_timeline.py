@@ -20,6 +20,7 @@ from pptrace.report.tiles.timeline import MEASURED, MOST_KEPT_OPS, PLANNED, SIMU
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
+from tests.dashboards.synthetic import TRANSFER_NS
 from tests.support.programs import SAMPLES
 from tests.support.tile import sections_of
 
@@ -88,6 +89,7 @@ def test_the_journey_of_each_microbatch_has_every_op_and_message_in_order(timeli
                 assert of_plan["late_ns"] == of_plan["longer_ns"] == 0
             else:
                 assert hop["late_ns"] is not None
+                assert hop["transfer_ns"] == hop["end_ns"] - hop["start_ns"] - hop["wait_ns"] == TRANSFER_NS
     assert journey(timeline, MEASURED, 4, 2, 99) == []
 
 

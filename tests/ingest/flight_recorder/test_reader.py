@@ -61,6 +61,15 @@ def test_a_rank_that_hangs_is_named_with_what_the_others_did(tmp_path: Path) -> 
     assert [line for info in report.inputs for line in info.warnings] == []
 
 
+def test_a_call_that_waits_says_how_far_the_other_members_are(tmp_path: Path) -> None:
+    for rank, states in enumerate((["completed"], ["started"], [], ["started"])):
+        calls = [entry("nccl:all_reduce", 12, state, group=WORLD) for state in states]
+        dump(tmp_path / f"nccl_trace_rank_{rank}", [entry("nccl:all_reduce", 11, "completed", group=WORLD), *calls])
+    (trace,) = read_file(tmp_path / "nccl_trace_rank_3", InputFormat.OPLOG)
+    states = "finished on rank 0; not complete either on rank 1; never called on rank 2"
+    assert trace.warnings == (f"rank 3 waits in all_reduce, seq 12 of group default_pg: {states}",)
+
+
 def test_members_that_are_no_ranks_are_not_known(tmp_path: Path) -> None:
     path = dump(tmp_path / "nccl_trace_rank_1", [entry("nccl:send 0->1", 1, "completed")], as_json=True)
     path.write_text(path.read_text().replace('"[1, 3]"', f"[1, {10**30}]"))
