@@ -138,23 +138,14 @@ def _write_device(writer: _Writer) -> None:
         *pid_column,
         "demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL, mangledName INTEGER, gridX INTEGER NOT NULL",
     ]
-    rows = [
-        (
-            *writer.times(event),
-            event.device,
-            1,
-            *(None for _ in extra),
-            event.stream,
-            event.correlation,
-            *([writer.gpid(process)] if pid_column else []),
-            writer.string(event.name),
-            writer.string(event.name.split("(")[0]),
-            None,
-            128,
-        )
-        for process, event in kernels
-    ]
-    if rows:
+
+    def row(process: Process, event: Event) -> tuple[Any, ...]:
+        place = (event.device, 1, *(None for _ in extra), event.stream, event.correlation)
+        owner = [writer.gpid(process)] if pid_column else []
+        names = map(writer.string, (event.name, event.name.split("(")[0]))
+        return (*writer.times(event), *place, *owner, *names, None, 128)
+
+    if rows := [row(*pair) for pair in kernels]:
         writer.table("CUPTI_ACTIVITY_KIND_KERNEL", ", ".join(columns), rows)
     head = (
         "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, streamId INTEGER NOT NULL, "
@@ -173,17 +164,9 @@ def _write_device(writer: _Writer) -> None:
 
 
 def _write_host(writer: _Writer) -> None:
-    rows = [
-        (
-            *writer.times(event),
-            0,
-            writer.gpid(process) | event.thread,
-            event.correlation,
-            writer.string(event.name + writer.generation.api_suffix),
-            0,
-        )
-        for process, event in writer.events(Category.RUNTIME)
-    ]
+    suffix, calls = writer.generation.api_suffix, writer.events(Category.RUNTIME)
+    ids = [(writer.gpid(of) | call.thread, call.correlation, writer.string(call.name + suffix)) for of, call in calls]
+    rows = [(*writer.times(call), 0, *of_call, 0) for (_, call), of_call in zip(calls, ids, strict=True)]
     columns = (
         "start INTEGER NOT NULL, end INTEGER NOT NULL, eventClass INTEGER NOT NULL, globalTid INTEGER, "
         "correlationId INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 from pptrace.schedule.registry import build
@@ -34,25 +35,17 @@ def write_run(
     run = run_on_paper(plan, lambda op: (COMPUTE_NS + moved(op.microbatch)) * (1 if op.kind == "F" else 2))
     length = run.window[1]
     rows: list[dict[str, object]] = []
-    for step in range(3):
-        begin = step * (length + GAP_NS)
-        for rank in range(2 * pp):
-            rows.append({"rank": rank, "step": step, "kind": "STEP", "start_ns": begin, "end_ns": begin + length})
-            for op in run.computes(rank // 2):
-                place = {"rank": rank, "step": step}
-                action = op.action
-                of_op = {"kind": action.kind, "stage": action.stage, "microbatch": action.microbatch}
-                rows.append(place | of_op | {"start_ns": begin + op.start, "end_ns": begin + op.end})
-                taken = moved(action.microbatch)
-                for half in range(1 if action.kind == "F" else 2):
-                    end = begin + op.end - half * (COMPUTE_NS + taken)
-                    call = {
-                        "kind": "all_reduce",
-                        "axis": "tp",
-                        "group_size": 2,
-                        "bytes": size_of(action.microbatch or 0),
-                    }
-                    rows.append(place | call | {"start_ns": end - taken, "end_ns": end})
+    for step, rank in product(range(3), range(2 * pp)):
+        begin, place = step * (length + GAP_NS), {"rank": rank, "step": step}
+        rows.append(place | {"kind": "STEP", "start_ns": begin, "end_ns": begin + length})
+        for op in run.computes(rank // 2):
+            action, taken = op.action, moved(op.action.microbatch)
+            of_op = {"kind": action.kind, "stage": action.stage, "microbatch": action.microbatch}
+            rows.append(place | of_op | {"start_ns": begin + op.start, "end_ns": begin + op.end})
+            call = {"kind": "all_reduce", "axis": "tp", "group_size": 2, "bytes": size_of(action.microbatch or 0)}
+            for half in range(1 if action.kind == "F" else 2):
+                end = begin + op.end - half * (COMPUTE_NS + taken)
+                rows.append(place | call | {"start_ns": end - taken, "end_ns": end})
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, NAMES, restval="")
         writer.writeheader()

@@ -40,41 +40,26 @@ def line(call: Call, rank: int, dumped_us: int, *, verbose: bool) -> dict[str, A
     perf: dict[str, Any] = {word: call.name, f"{word}_sn": call.number}
     if call.peer >= 0:
         perf["p2p_peer"] = call.peer
-    perf |= {
-        f"{word}_msg_size_bytes": call.size,
-        f"{word}_exec_time_us": took,
-        f"{word}_timing_source": call.source,
-        f"{word}_algobw_gbs": 1.5,
-        f"{word}_busbw_gbs": 2.5,
-    }
+    measured = {"exec_time_us": took, "timing_source": call.source, "algobw_gbs": 1.5, "busbw_gbs": 2.5}
+    perf |= {f"{word}_{name}": value for name, value in {"msg_size_bytes": call.size, **measured}.items()}
     if verbose:
+        start, end = START_US + call.start_us, START_US + call.end_us
         kernels = [
-            {
-                "channel_id": 0,
-                "kernel_start_ts": START_US + call.start_us,
-                "kernel_stop_ts": START_US + call.end_us - 1,
-            },
-            {
-                "channel_id": 1,
-                "kernel_start_ts": START_US + call.start_us + 1,
-                "kernel_stop_ts": START_US + call.end_us,
-            },
+            {"channel_id": channel, "kernel_start_ts": start + channel, "kernel_stop_ts": end - 1 + channel}
+            for channel in (0, 1)
         ]
         perf["event_trace_ts"] = {f"{word}_start_ts": START_US, f"{word}_stop_ts": START_US, "kernel_events": kernels}
+    ranks = call.comm.ranks
     head = {
         "id": call.comm.id,
         "comm_name": call.comm.name,
-        "rank": call.comm.ranks.index(rank),
-        "n_ranks": len(call.comm.ranks),
+        "rank": ranks.index(rank),
+        "n_ranks": len(ranks),
         "nnodes": 1,
     }
     metadata = {
-        "inspector_output_format_version": "v4.0",
-        "git_rev": "abc",
-        "rec_mechanism": "nccl_profiler_interface",
-        "dump_timestamp_us": START_US + dumped_us,
-        "hostname": "worker-7",
-        "pid": 100 + rank,
+        **{"inspector_output_format_version": "v4.0", "git_rev": "abc", "rec_mechanism": "nccl_profiler_interface"},
+        **{"dump_timestamp_us": START_US + dumped_us, "hostname": "worker-7", "pid": 100 + rank},
     }
     return {"header": head, "metadata": metadata, f"{word}_perf": perf}
 

@@ -52,45 +52,33 @@ def write(path: Path, *recordings: Recording, has_tracks: bool = False) -> Path:
 
 def _write_one(db: sqlite3.Connection, recording: Recording, *, has_tracks: bool) -> None:
     uuid = recording.uuid
-    where = ["track_id"] if has_tracks else list(_PLACES)
+    where = "track_id" if has_tracks else " ".join(_PLACES)
     key = '"id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT'
     for table, columns in {
-        "rocpd_metadata": ["tag", "value"],
-        "rocpd_string": ["guid", "string"],
-        "rocpd_info_node": ["hash", "machine_id", "hostname"],
-        "rocpd_info_process": ["nid", "pid", "environment"],
-        "rocpd_info_agent": ["type", "type_index", "product_name"],
-        "rocpd_info_kernel_symbol": ["kernel_name", "display_name"],
-        "rocpd_info_category": ["name"],
-        "rocpd_track": list(_PLACES),
-        "rocpd_event": ["category_id", "stack_id", "correlation_id", "extdata"],
-        "rocpd_region": ["guid", *where, "start", "end", "name_id", "event_id"],
-        "rocpd_kernel_dispatch": ["guid", *where, "kernel_id", "start", "end", "event_id"],
-        "rocpd_memory_copy": [
-            "guid",
-            *where,
-            "start",
-            "end",
-            "name_id",
-            "dst_agent_id",
-            "src_agent_id",
-            "size",
-            "event_id",
-        ],
+        "rocpd_metadata": "tag value",
+        "rocpd_string": "guid string",
+        "rocpd_info_node": "hash machine_id hostname",
+        "rocpd_info_process": "nid pid environment",
+        "rocpd_info_agent": "type type_index product_name",
+        "rocpd_info_kernel_symbol": "kernel_name display_name",
+        "rocpd_info_category": "name",
+        "rocpd_track": " ".join(_PLACES),
+        "rocpd_event": "category_id stack_id correlation_id extdata",
+        "rocpd_region": f"guid {where} start end name_id event_id",
+        "rocpd_kernel_dispatch": f"guid {where} kernel_id start end event_id",
+        "rocpd_memory_copy": f"guid {where} start end name_id dst_agent_id src_agent_id size event_id",
     }.items():
         if table == "rocpd_info_category" and not has_tracks:
             continue
-        listed = ", ".join(f'"{column}"' for column in columns)
+        listed = ", ".join(f'"{column}"' for column in columns.split())
         db.execute(f"CREATE TABLE IF NOT EXISTS `{table}{uuid}` ({key}, {listed})")
         db.execute(f"CREATE VIEW IF NOT EXISTS `{table}` AS SELECT * FROM `{table}{uuid}`")
     strings: dict[str, int] = {}
 
     def add(table: str, **values: object) -> int:
-        names = ", ".join(f'"{name}"' for name in values)
-        marks = ", ".join("?" * len(values))
-        return int(
-            db.execute(f"INSERT INTO `{table}{uuid}` ({names}) VALUES ({marks})", [*values.values()]).lastrowid or 0
-        )
+        names, marks = ", ".join(f'"{name}"' for name in values), ", ".join("?" * len(values))
+        statement = f"INSERT INTO `{table}{uuid}` ({names}) VALUES ({marks})"
+        return db.execute(statement, [*values.values()]).lastrowid
 
     def string(text: str) -> int:
         if text not in strings:
@@ -123,10 +111,8 @@ def _write_one(db: sqlite3.Connection, recording: Recording, *, has_tracks: bool
             name_id=string(entry.name), event_id=event(entry, kind))  # fmt: skip
     symbols: dict[str, int] = {}
     for entry in recording.kernels:
-        if entry.name not in symbols:
-            symbols[entry.name] = add(
-                "rocpd_info_kernel_symbol", kernel_name=f"_Z{entry.name}", display_name=entry.name
-            )
+        if (name := entry.name) not in symbols:
+            symbols[name] = add("rocpd_info_kernel_symbol", kernel_name=f"_Z{name}", display_name=name)
         add("rocpd_kernel_dispatch", **place(entry, on_device=True), kernel_id=symbols[entry.name], start=entry.start,
             end=entry.end, event_id=event(entry, "KERNEL_DISPATCH"))  # fmt: skip
     for entry in recording.copies:
@@ -141,11 +127,8 @@ def write_json(path: Path, recording: Recording) -> Path:
     lists: dict[str, list[object]] = {}
 
     def add(kind: str, entry: Entry, **more: object) -> None:
-        record = {
-            "kind": 0,
-            "operation": names.index(entry.name),
-            "correlation_id": {"internal": entry.stack, "external": 0},
-        }
+        number = {"internal": entry.stack, "external": 0}
+        record = {"kind": 0, "operation": names.index(entry.name), "correlation_id": number}
         times = {"start_timestamp": entry.start, "end_timestamp": entry.end, "thread_id": entry.tid}
         lists.setdefault(kind, []).append({"size": 64, **record, **times, **more})
 
@@ -153,11 +136,8 @@ def write_json(path: Path, recording: Recording) -> Path:
         kinds = {"RCCL_API": "rccl_api", "HSA_CORE_API": "hsa_api", "MARKER_CORE_RANGE_API": "marker_api"}
         add(kinds.get(entry.category, "hip_api"), entry)
     for entry in recording.kernels:
-        where = {
-            "agent_id": {"handle": entry.agent},
-            "queue_id": {"handle": entry.queue},
-            "kernel_id": names.index(entry.name),
-        }
+        where = {"agent_id": {"handle": entry.agent}, "queue_id": {"handle": entry.queue}}
+        where["kernel_id"] = names.index(entry.name)
         add("kernel_dispatch", entry, dispatch_info=where, stream_id={"handle": entry.stream})
     for entry in recording.copies:
         ends = {"src_agent_id": {"handle": 1}, "dst_agent_id": {"handle": entry.agent}}
