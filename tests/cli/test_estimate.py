@@ -14,7 +14,7 @@ import pptrace as api
 from pptrace.errors import PptraceError
 from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import pptrace_here
-from tests.support.public_models import PUBLIC
+from tests.support.public_models import PUBLIC, config_file
 
 SIZES = ("--layers", "24", "--hidden", "1024", "--heads", "16", "--sequence", "2048", "--vocabulary", "50304", "--tied")
 RUN = ("estimate", "1f1b", "--pp", "4", "--microbatches", "8", "--microbatch-size", "2", *SIZES)
@@ -34,9 +34,7 @@ LLAMA = {
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA))
-    return path
+    return config_file(tmp_path, LLAMA)
 
 
 def test_the_table_has_each_ranks_memory_flops_and_bytes() -> None:
@@ -257,15 +255,14 @@ def test_options_for_an_axis_of_one_rank_say_so(config: Path) -> None:
 
 
 def test_a_config_of_an_unknown_model_needs_its_family(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA | {"model_type": "grok"}))
+    path = config_file(tmp_path, LLAMA | {"model_type": "grok"})
     with pytest.raises(api.PptraceError, match="model_type grok is not known; say family, gpt or llama"):
         api.estimate("1f1b", microbatches=4, model=path)
-    path.write_text(json.dumps({name: value for name, value in LLAMA.items() if name != "model_type"}))
+    config_file(tmp_path, {name: value for name, value in LLAMA.items() if name != "model_type"})
     with pytest.raises(api.PptraceError, match="has no model_type; say family, gpt or llama"):
         api.estimate("1f1b", microbatches=4, model=path)
     assert api.estimate("1f1b", microbatches=4, model=path, family="llama").num_parameters == 8_030_261_248
-    path.write_text(json.dumps(LLAMA | {"model_type": "grok"}))
+    config_file(tmp_path, LLAMA | {"model_type": "grok"})
     as_llama = api.estimate("1f1b", microbatches=4, model=path, family="llama")
     assert as_llama.num_parameters == 8_030_261_248
     assert json.loads(as_llama.to_json())["reasons"] == [f"{path}: model_type grok is taken for family llama"]
@@ -301,8 +298,7 @@ def test_a_config_of_an_unknown_model_needs_its_family(tmp_path: Path) -> None:
 def test_a_config_that_is_not_counted_is_refused_in_a_line_that_names_the_field(
     fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA | fields))
+    path = config_file(tmp_path, LLAMA | fields)
     for family in (None, "llama"):
         with pytest.raises(api.PptraceError) as refusal:
             api.estimate("1f1b", microbatches=4, model=path, family=family)
@@ -331,13 +327,12 @@ def test_that_tp_does_not_cut_experts_is_said() -> None:
 
 
 def test_heads_that_ranks_of_tp_cannot_share_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
     heads = {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 10, "intermediate_size": 17920}
-    path.write_text(json.dumps(LLAMA | heads))
+    path = config_file(tmp_path, LLAMA | heads)
     assert api.estimate("1f1b", microbatches=4, model=path, tp=20).ranks.parameters[0] > 0
     with pytest.raises(api.PptraceError, match="tp 4 neither divides kv_heads 10 nor is a multiple of them"):
         api.estimate("1f1b", microbatches=4, model=path, tp=4)
-    path.write_text(json.dumps(PUBLIC["OLMo 2 7B"].config))
+    config_file(tmp_path, PUBLIC["OLMo 2 7B"].config)
     with pytest.raises(api.PptraceError, match="tp 2 cuts the heads of which this model makes one norm"):
         api.estimate("1f1b", microbatches=4, model=path, tp=2)
 
@@ -353,8 +348,7 @@ def test_formulas_of_stored_scores_are_of_no_other_form(config: Path) -> None:
 def test_a_model_with_experts_says_what_is_active_what_each_kind_of_layer_keeps_and_what_is_not_counted(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(PUBLIC["DeepSeek-V3"].config))
+    path = config_file(tmp_path, PUBLIC["DeepSeek-V3"].config)
     given = ("--model", str(path), "--sequence", "4096", "--microbatches", "8", "--pp", "4", "--fits", "80GB")
     out = " ".join(pptrace_here("estimate", "1f1b", *given).out.split())
     assert "671,026,404,352 parameters (37,552,282,624 active for a token) on 4 ranks (pp 4)" in out
@@ -372,7 +366,7 @@ def test_a_model_with_experts_says_what_is_active_what_each_kind_of_layer_keeps_
     assert 8 * 8 * 4096 < decisions < 3 * 8 * 8 * 4096 + 4096, "the chosen experts of a token, and places of rows"
     assert run.estimate.recomputed_bytes == with_experts - 4096 * 7168 * 2 - decisions > dense
     shared = 4 * 2048 * 2 * 4096  # four tensors of the shared MLP's inner layer, and the norm's output that it reads
-    path.write_text(json.dumps({**PUBLIC["DeepSeek-V3"].config, "n_shared_experts": 2}))
+    config_file(tmp_path, {**PUBLIC["DeepSeek-V3"].config, "n_shared_experts": 2})
     two = api.estimate("1f1b", model=path, sequence=4096, microbatches=8, pp=4)
     assert two.estimate.layer_bytes(3, "none") - with_experts == shared
 
@@ -390,25 +384,23 @@ def test_the_bubble_needs_no_speeds(config: Path) -> None:
 
 
 def test_positions_are_those_of_the_file_however_long_sequences_are(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(PUBLIC["GPT-2"].config))
+    path = config_file(tmp_path, PUBLIC["GPT-2"].config)
     made = {length: api.estimate("1f1b", microbatches=4, model=path, sequence=length) for length in (512, 1024, 2048)}
     parameters = {length: run.num_parameters for length, run in made.items()}
     assert parameters == {512: 124_439_808, 1024: 124_439_808, 2048: 124_439_808 + 1024 * 768}
 
 
 def test_a_logit_that_is_capped_is_kept_once_more(tmp_path: Path) -> None:
-    path, kept = tmp_path / "config.json", []
+    kept = []
     for cap in (None, 30.0):
-        path.write_text(json.dumps(PUBLIC["Gemma 2 9B"].config | {"final_logit_softcapping": cap}))
+        path = config_file(tmp_path, PUBLIC["Gemma 2 9B"].config | {"final_logit_softcapping": cap})
         run = api.estimate("1f1b", microbatches=4, model=path, sequence=1024, pp=2)
         kept.append(run.ranks.activations_bytes.tolist())
     assert [after - before for before, after in zip(*kept, strict=True)] == [0, 1024 * 256_000 * 2]
 
 
 def test_a_ring_says_nothing_of_layers_that_see_a_part_of_the_sequence(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(PUBLIC["Mistral 7B"].config))
+    path = config_file(tmp_path, PUBLIC["Mistral 7B"].config)
     contexts = [
         json.loads(api.estimate("1f1b", microbatches=4, model=path, sequence=length, cp=2).to_json())["context"]
         for length in (4096, 8192)

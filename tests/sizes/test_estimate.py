@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -26,7 +25,7 @@ from pptrace.sizes.mesh import MeshSizes
 from pptrace.sizes.step import StepVolume
 from pptrace.sizes.transformer import Calls
 from tests.support.gpt_runs import facts
-from tests.support.public_models import PUBLIC
+from tests.support.public_models import PUBLIC, config_file
 
 MIB = 2**20
 OF_LLAMA = model_of("llama").form(1)
@@ -60,9 +59,7 @@ LOGGED = facts(
 
 
 def of_config(config: Mapping[str, Any], folder: Path, **options: Any) -> Estimate:
-    path = folder / "config.json"
-    path.write_text(json.dumps(config))
-    return estimate("1f1b", model=path, microbatches=1, **{"sequence": 1024} | options).estimate
+    return estimate("1f1b", model=config_file(folder, config), microbatches=1, **{"sequence": 1024} | options).estimate
 
 
 def estimated(

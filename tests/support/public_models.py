@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 _NAMES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -161,3 +163,9 @@ PUBLIC: Mapping[str, PublicModel] = {
         3_030_371_328,
     ),
 }
+
+
+def config_file(folder: Path, config: Mapping[str, Any]) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path

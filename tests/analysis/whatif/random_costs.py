@@ -12,6 +12,7 @@ from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from tests.support.measured import measured_costs
 
 PLANS = (("1f1b", 3, 3), ("zb-h1", 2, 4), ("interleaved-1f1b", 2, 4), ("zbv", 2, 4), ("dualpipe", 2, 8))
 STEPS = 3
@@ -23,23 +24,10 @@ def random_costs(rng: random.Random, plan: Plan) -> StepMatrix:
     def some(most: int, columns: int = len(table), least: int = 0) -> Int64:
         return np.array([[rng.randint(least, most) for _ in range(columns)] for _ in range(STEPS)])
 
-    none = np.zeros((STEPS, len(table)), dtype=np.int64)
     transfers = some(40, table.num_messages, -1)
-    return StepMatrix(
-        table=table,
-        step=np.arange(STEPS),
-        ranks=np.broadcast_to(np.arange(plan.pp), (STEPS, plan.pp)),
-        spans=np.full(STEPS, 9_999),
-        durations=some(900, least=100),
-        delays=some(9),
-        inner=some(50),
-        moving=none,
-        moved_with=none,
-        collected_before=none,
-        collected_inside=none,
-        transfers=transfers,
-        sender_is_last=transfers > 0,
-    )
+    durations, delays = some(900, least=100), some(9)
+    costs = measured_costs(table, *(part[:, np.newaxis] for part in (durations, transfers, delays)))
+    return replace(costs, spans=np.full(STEPS, 9_999), inner=some(50), sender_is_last=transfers > 0)
 
 
 def two_pipelines(seed: int) -> StageCosts:

@@ -91,19 +91,9 @@ def step(rank: int = 0, group: str = "0", *, with_calls: bool = False) -> list[d
         *arrow("78", (MAIN, t0 + 30_500), copy),
     ]  # fmt: skip
     if with_calls:
-        call = {"Thread Id": MAIN, "level": "acl", "connection_id": 12}
-        events += metadata(CANN, "CANN", {MAIN: "Thread 4000"})
-        events.append(
-            {
-                "name": "AscendCL@aclrtMemcpyAsync",
-                "pid": CANN,
-                "tid": MAIN,
-                "ts": us(t0 + 30_500),
-                "dur": 0.4,
-                "args": call,
-                "ph": "X",
-            }
-        )
+        call = host("AscendCL@aclrtMemcpyAsync", t0 + 30_500, 400, level="acl", connection_id=12, **{"Thread Id": MAIN})
+        del call["cat"]
+        events += [*metadata(CANN, "CANN", {MAIN: "Thread 4000"}), call | {"pid": CANN}]
     for event in events:
         if event["pid"] in (NPU, HCCL, OVERLAP):
             event["pid"] += rank
