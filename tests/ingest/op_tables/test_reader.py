@@ -240,11 +240,10 @@ def steps_of(*steps: int, name: str = "1f1b", pp: int = 2, v: int = 1) -> pd.Dat
 def test_tables_of_different_steps_are_more_steps_of_their_ranks(tmp_path: Path, per_rank: bool) -> None:
     (tmp_path / "parts").mkdir()
     whole = steps_of(5, 7)
-    whole.to_csv(tmp_path / "whole.csv", index=False)
     for key, rows in whole.groupby(["step", "rank"] if per_rank else ["step"]):
         rows.to_csv(tmp_path / "parts" / f"part_{'_'.join(map(str, key))}.csv", index=False)
     parts = load([tmp_path / "parts"]).report
-    assert numbers(parts) == numbers(load([tmp_path / "whole.csv"]).report)
+    assert numbers(parts) == numbers(load([write_csv(tmp_path / "whole.csv", whole)]).report)
     assert (parts.mesh.num_ranks, [step.step for step in parts.steps]) == (2, [5, 7])
     assert read_traces(open_inputs([tmp_path / "parts"])).traces[1].info.num_events == 16
 
@@ -292,8 +291,7 @@ def test_ranks_of_several_replicas_are_told_by_their_coordinates(tmp_path: Path)
     for along_dp, along_pp, wanted in ((1, 2, ((0, 2), (1, 3))), (2, 1, ((0, 1), (2, 3)))):
         pp_rank = table["rank"]
         parts = [table.assign(rank=along_dp * dp + along_pp * pp_rank, dp_rank=dp, pp_rank=pp_rank) for dp in (0, 1)]
-        pd.concat(parts).to_csv(tmp_path / "mine.csv", index=False)
-        analysis = load([tmp_path / "mine.csv"])
+        analysis = load([write_csv(tmp_path / "mine.csv", pd.concat(parts))])
         assert analysis.mesh.pipelines == wanted
         assert (analysis.report.mesh.pp, analysis.report.mesh.dp, analysis.report.schedule.name) == (2, 2, "1f1b")
 
@@ -331,8 +329,7 @@ def test_replicas_that_one_axis_names_are_its_groups(
 
 @pytest.mark.parametrize(("axis", "size"), [("dp", "4"), ("unknown", "2"), ("ep", "2")])
 def test_replicas_that_no_axis_tells_are_left_open(tmp_path: Path, axis: str, size: str) -> None:
-    replicated(1, 2, axis, size).to_csv(tmp_path / "mine.csv", index=False)
-    report = load([tmp_path / "mine.csv"]).report
+    report = load([write_csv(tmp_path / "mine.csv", replicated(1, 2, axis, size))]).report
     assert report.mesh.dp is None
     assert [rank.bubble_ns for rank in report.steps[0].ranks] == [None] * 4
     assert any("add a column match, or dp_rank, tp_rank" in line for line in report.warnings)
@@ -755,9 +752,8 @@ def test_a_straggler_trace_with_a_bad_number_is_refused_in_one_line(
 ) -> None:
     table = bytedance(TWO_STAGES).astype("object")
     table.loc[2, column] = value
-    table.to_csv(tmp_path / "trace.csv", index=False)
     with pytest.raises(TraceError, match=f"row 3: {column} '{value}'; expected a whole number"):
-        load([tmp_path / "trace.csv"])
+        load([write_csv(tmp_path / "trace.csv", table)])
 
 
 def test_an_empty_column_of_microbatches_is_read_as_none(tmp_path: Path) -> None:
