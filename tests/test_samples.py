@@ -26,8 +26,7 @@ CASES = sorted(path.parent for path in SAMPLES.glob("*/run.json"))
 
 
 def expected_of(case: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((case / "expected.json").read_text(encoding="utf-8"))
-    return content
+    return json.loads((case / "expected.json").read_text(encoding="utf-8"))
 
 
 HEAD = "head and loss"

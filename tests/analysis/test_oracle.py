@@ -77,8 +77,7 @@ analysis = TraceAnalysis(trace_files={{0: {str(path)!r}}}, trace_dir="/", includ
 print(json.dumps(analysis.{table}.to_dict("records")))
 """
     asked = subprocess.run([HTA_PYTHON, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    rows: list[dict[str, Any]] = json.loads(asked.stdout.splitlines()[-1])
-    return rows
+    return json.loads(asked.stdout.splitlines()[-1])
 
 
 @WITH_HTA

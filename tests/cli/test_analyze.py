@@ -20,8 +20,7 @@ def report_of(*arguments: str | Path) -> dict[str, Any]:
     ended = pptrace_here("analyze", *arguments, "--json", "-")
     assert ended.code == 0, ended.err
     assert ended.err == ""
-    report: dict[str, Any] = json.loads(ended.out)
-    return report
+    return json.loads(ended.out)
 
 
 @pytest.fixture(scope="module")

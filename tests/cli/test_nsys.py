@@ -44,8 +44,7 @@ def actions(plan: Plan, rank: int) -> list[tuple[str, int, int]]:
 def report_of(*paths: Path) -> dict[str, Any]:
     ended = pptrace_here("analyze", *paths, "--json", "-", "--ops")
     assert (ended.code, ended.err) == (0, "")
-    report: dict[str, Any] = json.loads(ended.out)
-    return report
+    return json.loads(ended.out)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ def recorded(folder: Path, *options: str) -> dict[str, Any]:
     arguments = ("run", "-n", "2", "--no-analyze", "--steps", "6:9", "-o", folder, *options, EXAMPLE, *ARGUMENTS)
     ended = pptrace(*arguments, forked=True)
     assert ended.code == 0, ended.err
-    run: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return run
+    return json.loads((folder / "run.json").read_text())
 
 
 def events_of(path: Path) -> Counter[str]:

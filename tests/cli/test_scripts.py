@@ -198,8 +198,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def trace_of(path: Path) -> dict[str, Any]:
     with gzip.open(path, "rt") as file:
-        content: dict[str, Any] = json.load(file)
-    return content
+        return json.load(file)
 
 
 @pytest.mark.parametrize(

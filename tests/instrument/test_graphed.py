@@ -273,8 +273,7 @@ def test_no_graph_is_destroyed_while_another_is_captured() -> None:
                 gone.clear()
                 if gc.isenabled():
                     gc.collect()
-            output: Tensor = self.stage(x)
-            return output
+            return self.stage(x)
 
     captured(Collected(), 2)
     assert gone == []

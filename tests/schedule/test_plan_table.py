@@ -42,8 +42,7 @@ def needed_actions(plan: Plan, action: Action) -> Iterator[tuple[Action, bool]]:
 
 
 def rows_needed(table: PlanTable, row: int) -> list[int]:
-    needed: list[int] = table.dep[table.dep_ptr[row] : table.dep_ptr[row + 1]].tolist()
-    return needed
+    return table.dep[table.dep_ptr[row] : table.dep_ptr[row + 1]].tolist()
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -93,5 +93,4 @@ def _index_of_kind(table: PlanTable) -> npt.NDArray[np.int64]:
     """Index of each row's kind among those of ``OP_NS``."""
     index = np.full(len(Kind), -1)
     index[[kind.code for kind in OP_NS]] = np.arange(len(OP_NS))
-    kinds: npt.NDArray[np.int64] = index[table.kind]
-    return kinds
+    return index[table.kind]

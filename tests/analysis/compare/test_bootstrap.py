@@ -33,8 +33,7 @@ def random_series(num_steps: int, correlation: float, deviation: float, rng: np.
     values = rng.standard_normal(num_steps)
     for step in range(1, num_steps):
         values[step] = correlation * values[step - 1] + np.sqrt(1 - correlation**2) * values[step]
-    series: Series = np.rint(USUAL * (1 + deviation * values)).astype(np.int64)
-    return series
+    return np.rint(USUAL * (1 + deviation * values)).astype(np.int64)
 
 
 def test_lasting_noise_under_that_of_single_ops_gives_few_alarms() -> None:

@@ -30,8 +30,7 @@ def steps(
     length = 1 + deviation * np.random.default_rng(seed).standard_normal(number)
     if every:
         length[every - 1 :: every] += longer
-    series: Series = np.rint(STEP * factor * length).astype(np.int64)
-    return series
+    return np.rint(STEP * factor * length).astype(np.int64)
 
 
 def test_the_mean_and_its_excess_over_the_median_are_those_of_the_steps() -> None:

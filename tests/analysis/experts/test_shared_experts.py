@@ -32,8 +32,7 @@ def exchanges_in(calls: list[tuple[str, str]], ops: Slice = NO_OPS) -> Slice:
 
 def rows_of(calls: list[tuple[str, str]]) -> list[int]:
     """Rows of these exchanges."""
-    found: list[int] = exchanges_in(calls)["rows"].tolist()
-    return found
+    return exchanges_in(calls)["rows"].tolist()
 
 
 def test_a_rank_computes_what_came_to_all_that_share_its_experts() -> None:

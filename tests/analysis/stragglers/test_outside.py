@@ -34,8 +34,7 @@ ONE_STEP = np.array([7])
 
 def ends(rows: Slice, ready: list[int], step: Int64 = ONE_STEP) -> list[list[int]]:
     chains = chains_of(rows, step, len(ready), AFTER)
-    of_steps: list[list[int]] = chains.ends(np.tile(ready, (len(chains.work), 1)), chains.work).tolist()
-    return of_steps
+    return chains.ends(np.tile(ready, (len(chains.work), 1)), chains.work).tolist()
 
 
 def test_a_range_that_all_ranks_end_together_is_one_in_which_they_wait() -> None:

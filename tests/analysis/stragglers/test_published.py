@@ -36,8 +36,7 @@ def report() -> Report:
 
 
 def published(name: str) -> dict[str, Any]:
-    answers: dict[str, Any] = json.loads((DATA / f"{name}-ST.json").read_text(encoding="utf-8"))
-    return answers
+    return json.loads((DATA / f"{name}-ST.json").read_text(encoding="utf-8"))
 
 
 def test_slowdown_and_shares_are_the_published_ones(report: Report) -> None:

@@ -103,8 +103,7 @@ def marked(plan: Plan, rank: int, posting: Posting) -> list[list[Any]]:
     gradients: Any = SimpleNamespace(sending=lambda _: {}, run=lambda _: None, mean_loss=lambda *_: None)
     numbers = torch.ones(plan.num_microbatches, 1)
     PipelineRuntime(program, gradients, posting).run(Batch(numbers, numbers), 0)
-    events: list[list[Any]] = marks.events
-    return events
+    return marks.events
 
 
 def receives_awaited(events: list[list[Any]]) -> list[tuple[int, list[Any]]]:

@@ -44,8 +44,7 @@ def recognised(*traces: Trace) -> RecognisedRun:
 
 
 def steps(run: RecognisedRun, rank: int = 0) -> list[int]:
-    found: list[int] = run.ops.loc[(run.ops["kind"] == "STEP") & (run.ops["rank"] == rank), "step"].tolist()
-    return found
+    return run.ops.loc[(run.ops["kind"] == "STEP") & (run.ops["rank"] == rank), "step"].tolist()
 
 
 FORMS = ["iteration_{}", "iteration {}", "iter_{}", "train_step_{}", "step#{}", "Step {}", "Iteration: {}"]
