@@ -69,7 +69,6 @@ def comms_of(report: Report) -> list[dict[str, Any]]:
 def printed(report: Report) -> str:
     console = Console(file=io.StringIO(), width=200)
     print_report(report, console)
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 

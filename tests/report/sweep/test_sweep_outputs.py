@@ -26,7 +26,6 @@ def swept(schedules: str, **asked: object) -> Sweep:
 def printed(sweep: Sweep, width: int = 120) -> str:
     console = Console(width=width, file=io.StringIO(), highlight=False)
     console.print(sweep_text(sweep, width))
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
