@@ -97,16 +97,12 @@ def test_a_device_that_waits_for_a_late_host_is_counted_once() -> None:
     assert (late.gain_ns, host.gain_ns) == (38 * MS, (6 + 42 - 38) * MS // 2)
 
 
-def device_of(compute: int, communication: int) -> DeviceBreakdown:
-    return DeviceBreakdown(0, 100 * MS, 90 * MS, compute * MS, communication * MS, 0, 10 * MS, 0.0)
-
-
 @pytest.mark.parametrize(("communication", "is_found"), [(10, True), (9, False)])
 def test_communication_of_a_rank_whose_others_have_no_trace_is_a_finding_without_a_gain(
     communication: int, is_found: bool
 ) -> None:
-    rank = rank_of(exposed_comm_ns=None, bubble_ns=None)
-    rank = replace(rank, device=device_of(30, communication))
+    device = DeviceBreakdown(0, 100 * MS, 90 * MS, 30 * MS, communication * MS, 0, 10 * MS, 0.0)
+    rank = replace(rank_of(exposed_comm_ns=None, bubble_ns=None), device=device)
     found = findings_of(*[step_of(rank)] * 2)
     assert [(f.evidence["cause"], f.evidence["reason"], f.gain_ns) for f in found] == (
         [("communication", WITH_WAITING, None)] if is_found else []

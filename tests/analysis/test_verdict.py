@@ -98,13 +98,9 @@ def test_what_made_the_step_shorter_is_named_last_so_that_the_shares_add_up() ->
     )
 
 
-def with_cause(step: StepReport, *causes: Cause) -> StepReport:
-    return replace(step, causes=(*(step.causes or ()), *causes))
-
-
 def test_what_has_a_reason_is_a_part_of_its_own_with_its_place() -> None:
     step = step_of(2_000_000, parts_ns(1_200_000, 400_000, unexplained=100_000))
-    step = with_cause(step, Cause("host", {"rank": 3}, 300_000, "late start"))
+    step = replace(step, causes=(*step.causes, Cause("host", {"rank": 3}, 300_000, "late start")))
     late = Finding(Severity.WARNING, "", "", 290_000, {"cause": "host", "reason": "late start", "where": {"rank": 3}})
     assert verdict_of(step, findings=(late,)) == (
         "The step takes 2.0 ms: 60% compute, 20% the fill and drain of 1f1b, 15% steps that begin late (rank 3), 5% unexplained; "

@@ -35,16 +35,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFil
     memory.store.clear()
 
 
-def names_in(folder: Path) -> set[str]:
-    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-
-
 def test_a_run_at_a_url_has_the_figures_of_its_files_and_only_what_may_be_a_trace_is_copied() -> None:
     at_url, here = pptrace.load(RUN, cache=False), pptrace.load(SAMPLE, cache=False)
     assert at_url.report.steps == here.report.steps
     assert at_url.report.findings == here.report.findings
     ranks = {f"rank{rank}.json.gz" for rank in range(4)}
-    assert names_in(local_copy(RUN)) == {*ranks, "run.json", "dumps/nccl_trace_rank_0"}
+    copied = {str(file.relative_to(local_copy(RUN))) for file in local_copy(RUN).rglob("*") if file.is_file()}
+    assert copied == {*ranks, "run.json", "dumps/nccl_trace_rank_0"}
     assert local_copy(f"{RUN}/") == local_copy(RUN)
 
 

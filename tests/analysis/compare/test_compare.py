@@ -18,7 +18,6 @@ from pptrace.analysis.compare.result import Comparison, PartChange, Work
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.cli.main import cli
 from pptrace.model.report_table import Amount
-from pptrace.model.traces import Trace
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.schedule.registry import build
 from pptrace.workflow.compare import compared_run, read_compared
@@ -40,10 +39,6 @@ KERNEL_GAP_NS = 3
 def _other_name(name: str) -> str:
     """Another name for kernels that compute."""
     return {"gemm_f16": "nvjet_hsh_128x256", "layer_norm": "triton_red_fused_3"}.get(name, name)
-
-
-def _with_other_kernels(trace: Trace) -> Trace:
-    return renamed(trace, _other_name)
 
 
 def compared(folder: Path, a: NoisyRun, b: NoisyRun) -> Comparison:
@@ -212,7 +207,7 @@ def test_renamed_kernels_still_match() -> None:
     usual, longer = (
         record(RUN_PLAN, lambda action, ns=ns: ns, 100, steps=10, device=True).traces() for ns in (1000, 2000)
     )
-    others = [_with_other_kernels(trace) for trace in longer]
+    others = [renamed(trace, _other_name) for trace in longer]
     assert not {"gemm_f16", "layer_norm"} & {name for trace in others for name in trace.events.names}
     found = compare_runs(compared_run(analyse(usual), "A"), compared_run(analyse(others), "B"))
     for kind in ("F", "B"):

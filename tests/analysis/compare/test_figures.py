@@ -51,10 +51,6 @@ def step_of(*ranks: RankStep, span: int | None = 1000, causes: tuple[Cause, ...]
     )
 
 
-def comm_of(axis: str, kind: str, exposed: int | None) -> CommSummary:
-    return CommSummary(axis, kind, 1, 8, 9, 0, 0, exposed, None, None, None)
-
-
 def values(series: dict[Place, Series]) -> dict[tuple[object, ...], list[float]]:
     return {tuple(value for _, value in place): of.tolist() for place, of in series.items()}
 
@@ -97,7 +93,7 @@ def test_causes_are_those_of_all_steps_wherever_they_are() -> None:
 def test_all_communication_is_known_of_profilers_that_tell_waiting_from_transfer(
     formats: tuple[str, ...], exposed: int | None, comms: bool, phases: dict[str, PhaseSummary], knows: bool
 ) -> None:
-    calls = (comm_of("pp", "send", 1),) if comms else ()
+    calls = (CommSummary("pp", "send", 1, 8, 9, 0, 0, 1, None, None, None),) if comms else ()
     steps = [step_of(rank_of(comms=calls, phases=phases), rank_of(exposed_comm_ns=exposed))]
     report = Report(
         **{

@@ -98,8 +98,9 @@ class Experts:
             held = (self.rows[action.microbatch][layer], 120 - self.rows[action.microbatch][layer])
             took = (ROW_NS[way] * held[0], int(ROW_NS[way] * held[1] * self.slow))
             enters = (at[0] + BEFORE, at[1] + BEFORE + self.late)
+            counts = CollectiveMark(Collective.ALL_TO_ALL, Axis.EP, 2, 16, step)
             for rank in (0, 1):
-                events[rank].append(marked(_counts(step), enters[rank] - 200, enters[rank] - 100))
+                events[rank].append(marked(counts, enters[rank] - 200, enters[rank] - 100))
             arrived = max(enters) + DISPATCH
             leaves = [arrived + ns for ns in took]
             back = max(leaves) + COMBINE
@@ -123,10 +124,6 @@ class Experts:
 
 def _whole(step: int, kind: Collective) -> Mark:
     return CollectiveMark(kind, Axis.EP, 2, ROW_BYTES * 120, step)
-
-
-def _counts(step: int) -> Mark:
-    return CollectiveMark(Collective.ALL_TO_ALL, Axis.EP, 2, 16, step)
 
 
 def _rows(step: int, sent: tuple[int, ...], got: tuple[int, ...]) -> Mark:

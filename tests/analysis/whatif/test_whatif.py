@@ -45,16 +45,12 @@ COSTS = uniform(forward_ns=10 * MS, backward_ns=20 * MS)
 
 def analysed(plan: Plan, costs: Costs, folder: Path, steps: int = 6) -> Analysis:
     """The analysis of a table of the ops of a simulated run, whose steps are all the same."""
-    ops = simulate(plan, costs).ops()
-    span = int(ops["end_ns"].max())
-    rows = pd.concat([ops.assign(step=step, **_later(ops, step * 2 * span)) for step in range(steps)])
+    ops = simulate(plan, costs).ops().drop(columns=["phase", "clock", "source"])
+    times = ops[["start_ns", "end_ns"]]
+    period = 2 * int(ops["end_ns"].max())
     path = folder / "ops.csv"
-    rows.drop(columns=["phase", "clock", "source"]).to_csv(path, index=False)
+    pd.concat([ops.assign(step=step, **times + step * period) for step in range(steps)]).to_csv(path, index=False)
     return load([path], cache=False)
-
-
-def _later(ops: pd.DataFrame, shift: int) -> dict[str, pd.Series]:
-    return {name: ops[name] + shift for name in ("start_ns", "end_ns")}
 
 
 def study_of(analysis: Analysis, layers: tuple[int, ...] | None = None) -> Study:

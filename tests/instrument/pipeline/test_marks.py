@@ -87,10 +87,6 @@ def untagged(action: Action) -> Action:
     return parse_action(str(action))
 
 
-def transfers_of(mark: P2PMark) -> list[tuple[Transfer, int]]:
-    return [(transfer, mark.step) for transfer in mark.transfers]
-
-
 def is_sync(mark: object) -> bool:
     return isinstance(mark, SpanMark) and mark.kind is SpanKind.GRAD_SYNC
 
@@ -103,7 +99,7 @@ def test_waits_and_ops_lie_where_they_belong(run: tuple[Case, list[list[Event]]]
         steps = {mark.step: e for e, mark in events if isinstance(mark, SpanMark) and mark.kind is SpanKind.STEP}
         for event, mark in events:
             if isinstance(mark, WaitMark):
-                around = [call for call, inside in calls if (mark.transfer, mark.step) in transfers_of(inside)]
+                around = [e for e, call in calls if mark.transfer in call.transfers and mark.step == call.step]
                 assert len(around) == 1
                 after, within = around[0].end <= event.start, around[0].holds(event)
                 assert (after or within) if case.calls.overlaps else after if case.ahead else within

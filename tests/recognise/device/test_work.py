@@ -33,15 +33,12 @@ OWNERS = {"compute": "compute", "communication": "communication", "copy": "memor
 placed = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.integers(0, 60), st.integers(0, 15)), max_size=15)
 
 
-def events_of(rows: list[tuple[str, int, int]]) -> list[Event]:
-    return [Event(*NAMES[what], start, start + length, 0, 7) for what, start, length in rows]
-
-
 @given(placed, st.booleans(), st.integers(0, 40), st.integers(0, 40))
 def test_each_nanosecond_belongs_to_one_category_in_order(
     rows: list[tuple[str, int, int]], in_window: bool, start: int, length: int
 ) -> None:
-    work = device_work(make_trace(events_of(rows)).events)
+    events = [Event(*NAMES[what], at, at + lasts, 0, 7) for what, at, lasts in rows]
+    work = device_work(make_trace(events).events)
     owned: dict[str, set[int]] = {"compute": set(), "communication": set(), "memory": set()}
     device_rows = [row for row in rows if row[0] in OWNERS]
     for what, begin, duration in device_rows:

@@ -51,10 +51,6 @@ def traced(run: PaperRun, offsets: tuple[int, ...] = ()) -> tuple[pd.DataFrame, 
     return table_of(CALL_COMMS, kernels, -1), table_of(OPS, ops, -1)
 
 
-def truth(run: PaperRun) -> set[tuple[int, str]]:
-    return {(rank, str(done.action)) for rank in range(run.plan.pp) for done in run.transfers(rank)}
-
-
 @pytest.mark.parametrize("offsets", [(), (5 * MS, -70 * MS, 0)])
 @pytest.mark.parametrize(("schedule", "shape"), [("1f1b", (3, 6, 1)), ("gpipe", (3, 4, 1))])
 def test_they_are_the_messages_of_the_ops_beside_them(
@@ -63,7 +59,8 @@ def test_they_are_the_messages_of_the_ops_beside_them(
     run = paper(schedule, shape)
     calls, ops = traced(run, offsets)
     result, line = kernels_from_plan(calls, empty_table(COMMS), ops, follows(run.plan), mesh_of(shape[0]))
-    assert set(zip(result["rank"], message_names(result), strict=True)) == truth(run)
+    truth = {(rank, str(done.action)) for rank in range(run.plan.pp) for done in run.transfers(rank)}
+    assert set(zip(result["rank"], message_names(result), strict=True)) == truth
     assert line.startswith(f"{len(calls)} send/receive kernels")
     assert set(result["axis"]) == {"pp"}
 
