@@ -51,6 +51,7 @@ from pptrace.recognise.steps.common_steps import (
     without_capturing_steps,
 )
 from pptrace.recognise.steps.cut_by_balance import with_balanced_steps
+from pptrace.recognise.steps.repeated_runs import with_runs_numbered
 from pptrace.slices import rows_among
 
 
@@ -97,11 +98,21 @@ def recognise_ranks(
     ranks, step_ranges = with_step_ranges_of_most(ranks)
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
+    ranks, of_runs = with_runs_numbered(ranks)
     ranks, peers = _with_peers(ranks)
     located = _located_by_broadcasts(ranks, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())
-    warnings = [*_warnings_of_ranks(ranks), *cut, *captured, *left_out, *renumbered, *peers, *located.warnings]
+    warnings = [
+        *_warnings_of_ranks(ranks),
+        *cut,
+        *captured,
+        *left_out,
+        *renumbered,
+        *of_runs,
+        *peers,
+        *located.warnings,
+    ]
     ops, repeated = with_repeated_steps(placed.ops, ranks)
     warnings += (*step_ranges, *repeated)
     placed, mesh = replace(placed, ops=ops), placed.mesh

@@ -287,9 +287,10 @@ def _structural(loss: _Loss, shares: Shares, schedule: ScheduleSummary) -> Findi
     kinds = [] if (schedule.num_chunks or 1) > 1 else ["interleaved"]
     kinds += [] if any(part in schedule.name for part in _OF_SPLIT_BACKWARDS) else ["zero-bubble"]
     such = f" ({', '.join(kinds)})" if kinds else ""
+    name = "the order of the run's ops" if schedule.name == "custom" else schedule.name
     return finding_of(
         loss.of_steps,
-        f"Structural: {words} is the fill and drain of {schedule.name} itself",
+        f"Structural: {words} is the fill and drain of {name} itself",
         f"more microbatches, or a schedule with a smaller bubble{such}, would shrink it: pptrace whatif "
         "says by how much",
         {"cause": "structural", "where": {}, "share": share},

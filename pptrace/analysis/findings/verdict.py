@@ -220,7 +220,7 @@ def _sentence(report: Report) -> str:
     length = _length(report, step)
     if parts := step.parts:
         shares = {_name(step, part): ns / (step.length_ns or 1) for part, ns in parts.items()}
-        if schedule.name:
+        if schedule.name not in ("", "custom"):
             shares = {name.replace("the schedule", schedule.name): share for name, share in shares.items()}
         largest = _largest(report.findings, step)
         may_rule = _speaks_of_hosts(report) and not report.root_causes

@@ -12,12 +12,13 @@ from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
-from pptrace.model.wording import as_ranges
+from pptrace.model.wording import as_ranges, listed
 from pptrace.recognise.schedule.measured_steps import (
     MeasuredStep,
     built_plan,
     match_registry,
     match_reversed,
+    match_runs,
     measured_steps,
     most_complete,
     plans_by_step,
@@ -102,6 +103,8 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
     if turned is not None:
         line = f"the run follows {turned.name}, but its backwards run the microbatches in the opposite order"
         return compare_with_plan(turned, PlanSource.RECOGNISED, measured, (line,))
+    if plan is not None and (runs := match_runs(plan)):
+        return compare_with_plan(plan, PlanSource.RECOGNISED, measured, (_line_of_runs(runs),))
     closest, share = closest_to_step(best, ops, mesh)
     if closest is not None and share >= _MIN_SHARE:
         line = (
@@ -115,6 +118,16 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,))
     line = f"the order of ops matches no known schedule{text}"
     return compare_with_plan(plan, PlanSource.RECOGNISED, measured, (line,))
+
+
+def _line_of_runs(runs: Sequence[Plan]) -> str:
+    names = listed(sorted({run.name for run in runs}))
+    sizes = sorted({run.num_microbatches for run in runs})
+    size = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    return (
+        f"each step runs {names} {len(runs)} times, one after the other, with {size} microbatches each: no schedule with all "
+        "of them"
+    )
 
 
 def compare_with_plan(
@@ -137,8 +150,11 @@ def compare_with_plan(
 
 def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
     """(plan of a step's order, ""), or (None, reason)."""
+    rows = step.rows
+    if any(len(set(row)) < len(row) for row in rows):
+        return None, "an op of one microbatch runs twice in a step"
     try:
-        plan = match_registry(from_rows(step.rows, "custom"))
+        plan = match_registry(from_rows(rows, "custom"))
     except ScheduleError as err:
         return None, str(err)
     if blocked := replay(plan).blocked:

@@ -1,0 +1,92 @@
+"""Steps in which a schedule runs several times: labels count microbatches from 0 in each run, the report on through the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.traces import Category, Trace
+from pptrace.recognise.run import RecognisedRun, recognise
+from pptrace.recognise.schedule.measured_steps import match_runs
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+from pptrace.schedule.text import from_rows, to_rows
+from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, run_on_paper
+
+COST = 10_000
+
+
+def labelled(plan: Plan, runs: Sequence[int], lost: str = "") -> list[Trace]:
+    """Traces with torch's labels: ``runs`` of a plan in each step, all but the last of ``lost`` label on rank 0."""
+    paper = run_on_paper(plan, lambda _: COST, latency=100)
+    traces = []
+    for rank in range(plan.pp):
+        events, at = [], START
+        for step, num_runs in enumerate(runs):
+            begin = at
+            for _ in range(num_runs):
+                for done in paper.ranks[rank]:
+                    action = done.action
+                    name = f"PP:{action}"
+                    events.append(
+                        Event(Category.ANNOTATION, name, at + done.start, at + done.end - 10, thread=MAIN_THREAD)
+                    )
+                at += paper.end + COST
+            events.append(Event(Category.ANNOTATION, f"ProfilerStep#{step}", begin - 50, at - 50, thread=MAIN_THREAD))
+        same = [event for event in events if event.name == lost and not rank]
+        traces.append(make_trace([event for event in events if event not in same[:1]], rank))
+    return traces
+
+
+def numbers(run: RecognisedRun, step: int) -> set[int]:
+    ops = run.ops[run.ops["kind"].isin(COMPUTE_KINDS) & (run.ops["step"] == step)]
+    return set(ops["microbatch"].tolist())
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-h1", 1), ("zbv", 2)])
+def test_microbatches_are_numbered_on_through_the_runs_of_a_step(name: str, chunks: int) -> None:
+    run = recognise(labelled(build(name, 2, 4, chunks), [2, 3, 2]))
+    assert [numbers(run, step) for step in range(3)] == [set(range(8)), set(range(12)), set(range(8))]
+    assert run.schedule.plan is not None
+    assert (run.schedule.name, run.schedule.plan.num_microbatches) == ("custom", 12)
+    messages = run.comms[run.comms["axis"] == "pp"]
+    assert set(messages.loc[messages["step"] == 0, "microbatch"]) == set(range(8))
+    assert (messages["match"] >= 0).all()
+    assert any(
+        f"each step runs {name} 3 times, one after the other, with 4 microbatches each" in line for line in run.warnings
+    )
+
+
+def test_a_step_with_one_run_keeps_its_numbers_and_its_schedule() -> None:
+    run = recognise(labelled(build("1f1b", 2, 4), [1, 1]))
+    assert run.schedule.name == "1f1b"
+    assert not any("runs of the same microbatches" in line for line in run.warnings)
+
+
+def test_runs_of_which_one_lacks_an_op_are_not_numbered() -> None:
+    run = recognise(labelled(build("1f1b", 2, 4), [2], lost="PP:0B2"))
+    assert numbers(run, 0) == set(range(4))
+    assert run.schedule.plan is None
+    assert any("no schedule recognised: an op of one microbatch runs twice in a step" in line for line in run.warnings)
+
+
+def in_a_row(*plans: Plan) -> Plan:
+    rows: list[list[str]] = [[] for _ in range(plans[0].pp)]
+    first = 0
+    for plan in plans:
+        for row, cells in zip(rows, to_rows(plan), strict=True):
+            row += [
+                cell[: cell.rindex(cell[1]) + 1] + str(int(cell[2:]) + first) for cell in cells if cell[1] in "FBIW"
+            ]
+        first += plan.num_microbatches
+    return from_rows(rows, "custom")
+
+
+def test_the_runs_of_a_plan_are_those_of_schedules_or_none() -> None:
+    found = match_runs(in_a_row(build("1f1b", 3, 6), build("gpipe", 3, 4)))
+    assert [(run.name, run.num_microbatches) for run in found] == [("1f1b", 6), ("gpipe", 4)]
+    assert match_runs(in_a_row(build("1f1b", 3, 6))) == ()
+    assert match_runs(in_a_row(build("1f1b", 3, 1), build("1f1b", 3, 1))) == (), "one microbatch at a time is no run"
+    assert match_runs(build("dualpipe-v", 2, 4, 2)) == (), "overlapped pairs are not looked at"
