@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import HOST_ORDER, Bool, Int64, What, empty_table
@@ -140,7 +140,9 @@ class Rows(_Columns, frozen=True):
 
 
 class Evidence(Struct, frozen=True):
-    """Evidence of one rank's trace for the match; ``bounds`` are the starts of what no op goes over."""
+    """Evidence of one rank's trace for the match; ``bounds`` are the starts of what no op goes over, ``inputs`` when messages of
+    no op had come (:mod:`pptrace.recognise.infer.one_way`).
+    """
 
     rank: int
     sends: Messages
@@ -151,6 +153,7 @@ class Evidence(Struct, frozen=True):
     postings: Rows
     bounds: Int64
     optimizers: Int64
+    inputs: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def between(self, begin_ns: int, end_ns: int) -> Evidence:
         """Evidence that began in a stretch of time."""

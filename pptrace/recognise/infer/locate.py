@@ -8,7 +8,7 @@ that have a trace.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -129,6 +129,15 @@ def _inferred_stages(joined: JoinedRanks) -> StageAssignment:
     return stages_of_partial(joined) or stages_of_complete(joined)
 
 
+def on_one_clock(facts: Mapping[int, Mapping[str, Any]]) -> Callable[[int, int], bool]:
+    """Whether two ranks have one clock, as far as their recorders or the names of their hosts tell."""
+
+    def have_one_clock(*pair: int) -> bool:
+        return same_host_spread(pair, facts) is not None or bool(pairs_of_same_host_name(pair, facts)[0, 1])
+
+    return have_one_clock
+
+
 def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
     """The process groups, and the calls with the members of their communicators."""
     facts = {recognised.number: recognised.info.metadata for recognised in ranks}
@@ -138,9 +147,6 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
         {recognised.number: recognised.info.distributed for recognised in ranks},
     )
 
-    def have_one_clock(*pair: int) -> bool:  # as far as their recorders or the names of their hosts tell
-        return same_host_spread(pair, facts) is not None or bool(pairs_of_same_host_name(pair, facts)[0, 1])
-
     calls, distributed, lines = members
     configured = [info for info in distributed.values() if info.get("pg_config")]
     worlds = {info.get("world_size") for info in distributed.values()}
@@ -149,7 +155,7 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
         members = calls, distributed, (*lines, *of_all)
     elif configured:
         calls, by_members = with_groups_by_members(calls, distributed)
-        calls, by_time = with_groups_by_time(calls, distributed, have_one_clock)
+        calls, by_time = with_groups_by_time(calls, distributed, on_one_clock(facts))
         members = calls, distributed, (*lines, *by_members, *by_time)
     groups = find_groups(
         *members[:2],

@@ -19,8 +19,8 @@ from pptrace.model.wording import counted, listed
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import call_keys, global_peer
 from pptrace.recognise.infer.evidence import Evidence, MismatchError, Result, evidence_of, first_match, outcome_of
-from pptrace.recognise.infer.locate import Located, groups_of, locate
-from pptrace.recognise.infer.match import Match, RankMatch, with_matches
+from pptrace.recognise.infer.locate import Located, groups_of, locate, on_one_clock
+from pptrace.recognise.infer.match import Match, RankMatch, in_steps, with_matches
 from pptrace.recognise.infer.match_chain import match_chain
 from pptrace.recognise.infer.match_checks import contradiction_of_chunks
 from pptrace.recognise.infer.match_lone_rank import match_alone
@@ -96,9 +96,22 @@ def _match_jointly(ranks: Sequence[RecognisedRank], separated: Separated, groups
     pipelines, cut = _match_complete_steps(separated.evidence, lambda parts: _find_pipelines(parts, groups, num_ranks))
     if isinstance(pipelines, MismatchError):
         raise pipelines
-    matched = with_matches(ranks, pipelines, separated.one_way)
+    steps = [_in_steps(match, ranks) for match in pipelines]
+    matched = with_matches(ranks, steps, separated.one_way)
     chains = tuple(match.chain for match in pipelines)
-    return JointMatch(matched, chains, (*_notes(pipelines, matched), *separated.lines, *cut))
+    return JointMatch(matched, chains, (*_notes(pipelines, steps, matched), *separated.lines, *cut))
+
+
+def _in_steps(match: Match, ranks: Sequence[RecognisedRank]) -> Match:
+    """The match with the runs of each step as one: between which no numbered range of a step begins or, where a rank has none,
+    no optimizer runs.
+    """
+    ends = {}
+    for recognised in ranks:
+        what, starts = recognised.host["what"], recognised.host["start_ns"].to_numpy()
+        begins = starts[((what == What.STEP.value) & (recognised.host["number"] >= 0)).to_numpy()]
+        ends[recognised.number] = begins if len(begins) else starts[(what == What.OPTIMIZER.value).to_numpy()]
+    return in_steps(match, [ends[rank] for rank in match.chain])
 
 
 def _match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evidence]) -> JointMatch:
@@ -114,11 +127,13 @@ def _match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Ev
         host = by_rank[rank].host
         starts = host.loc[(host["what"] == What.STEP.value) & (host["number"] >= 0), "start_ns"].to_numpy()
         ending[rank] = replace(of_rank, optimizers=np.sort(np.concatenate((of_rank.optimizers, starts))))
-    match, cut = _match_complete_steps(ending, _consistent_match)
+    have_one_clock = on_one_clock({rank: by_rank[rank].info.metadata for rank in evidence})
+    match, cut = _match_complete_steps(ending, lambda parts: _consistent_match(parts, have_one_clock))
     if isinstance(match, MismatchError):
         who = f"rank {next(iter(evidence))}" if len(evidence) == 1 else "each rank"
         line = f"no forwards and backwards of {who} are certain without the other ranks' traces: {match}"
         return JointMatch(tuple(ranks), notes=(line,), refused=frozenset(evidence))
+    match = _in_steps(match, ranks)
     sizes = sorted(set(match.sizes))
     outside = sorted(_num_operators_outside_ops(by_rank[of_rank.rank], of_rank) for of_rank in match.ranks)
     where = "" if len(match.ranks) == 1 else "on each rank "
@@ -159,8 +174,11 @@ def _match_complete_steps(
     return outcome, ()
 
 
-def _consistent_match(evidence: Mapping[int, Evidence]) -> Match:
+def _consistent_match(evidence: Mapping[int, Evidence], have_one_clock: Callable[[int, int], bool]) -> Match:
     """The matches of the ranks alone as one, whose microbatches and steps are the same on all of them.
+
+    Args:
+        have_one_clock: whether the times of two ranks compare.
 
     Raises:
         MismatchError: one proves nothing, or they do not run the same steps.
@@ -180,7 +198,22 @@ def _consistent_match(evidence: Mapping[int, Evidence]) -> Match:
             raise MismatchError(
                 f"ranks {first.chain[0]} and {later.chain[0]} do not run the same microbatches in the same steps"
             )
+        if have_one_clock(first.chain[0], later.chain[0]) and not _run_together(first, later):
+            raise MismatchError(
+                f"ranks {first.chain[0]} and {later.chain[0]} did not run the same steps at one time, by the clock of their host"
+            )
     return replace(first, ranks=tuple(of_rank for match in matches.values() for of_rank in match.ranks))
+
+
+def _run_together(match: Match, other: Match) -> bool:
+    """Whether most runs of two ranks, taken in order, overlap: those of one pipeline lie within each other, and sums of
+    gradients keep pipelines together.
+    """
+    (begin, end), (other_begin, other_end) = (
+        (of.ranks[0].forwards.start_ns[of.firsts], of.ranks[0].backwards.end_ns[np.cumsum(of.sizes) - 1])
+        for of in (match, other)
+    )
+    return bool(2 * np.count_nonzero((begin < other_end) & (other_begin < end)) > len(begin))
 
 
 _MOST_PERMUTED = 5
@@ -307,18 +340,24 @@ def is_unsure_alone(ranks: Sequence[RecognisedRank], ops: pd.DataFrame) -> bool:
     return len(inferred) > 0 and bool((inferred["stage"] < 0).all()) and kinds.get("F", 0) != kinds.get("B", 0)
 
 
-def _notes(matches: Sequence[Match], ranks: Sequence[RecognisedRank]) -> Iterator[str]:
+def _notes(matches: Sequence[Match], steps: Sequence[Match], ranks: Sequence[RecognisedRank]) -> Iterator[str]:
+    """Lines about matches, and about the same with the runs of each step as one."""
     by_rank = {recognised.number: recognised for recognised in ranks}
-    for match in matches:
+    for match, of_steps in zip(matches, steps, strict=True):
         assert match.plan is not None
         sizes = sorted(set(match.sizes))
         num_outside = sum(_num_operators_outside_ops(by_rank[of_rank.rank], of_rank) for of_rank in match.ranks)
         chain = match.chain
         is_range = chain == tuple(range(chain[0], chain[-1] + 1))
         of_chain = f"{chain[0]} to {chain[-1]}" if is_range else listed(chain)
+        runs = f"{len(match.sizes)} runs of " if len(match.sizes) > len(of_steps.sizes) else ""
+        num_others = sum(
+            len(left) for of_rank in match.ranks for (_, kind), left in of_rank.others.items() if kind == "send"
+        )
+        others = f" but {num_others} that no backward follows" if num_others else ""
         yield (
-            f"ranks {of_chain}: {counted(len(match.sizes), 'step')} of {match.plan.name} with {_from_to(sizes)} "
-            "microbatches explain all messages between them and all that autograd's engine ran; "
+            f"ranks {of_chain}: {counted(len(of_steps.sizes), 'step')} of {runs}{match.plan.name} with {_from_to(sizes)} "
+            f"microbatches explain all messages between them{others} and all that autograd's engine ran; "
             f"{counted(num_outside, 'operator')} of their threads belong to no op"
         )
     if not all(match.is_behind_known for match in matches):

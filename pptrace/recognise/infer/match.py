@@ -48,7 +48,7 @@ class RankMatch(Struct, frozen=True):
 
 class Match(Struct, frozen=True):
     """All ranks of a pipeline, stage by stage, or some of them; ``sizes`` are the microbatches of each run of the schedule, from
-    a first forward until no microbatch is in flight, in order.
+    a first forward until no microbatch is in flight, in order; those of a step together once that is known (:func:`in_steps`).
 
     ``behind`` is for each backward the index of its forward, ``is_behind_known`` whether that is more than the order of the
     forwards. ``plan`` is that of the largest run, None where ranks have no trace; ``by_peers``: the messages name the ranks
@@ -75,6 +75,20 @@ class Match(Struct, frozen=True):
         """Run and microbatch of each forward."""
         run = np.repeat(np.arange(len(self.sizes)), self.sizes)
         return run, np.arange(len(run)) - self.firsts[run]
+
+
+def in_steps(match: Match, ends: Sequence[Int64]) -> Match:
+    """The match with runs between which no step ends on any rank as one, as where gradients are accumulated over several.
+
+    Args:
+        ends: when steps ended or began, by rank of the match; ranks without any do not tell.
+    """
+    firsts = [of_rank.forwards.start_ns[match.firsts] for of_rank in match.ranks]
+    numbers = [np.searchsorted(times, first) for times, first in zip(ends, firsts, strict=True) if len(times)]
+    if not numbers or not match.sizes:
+        return match
+    begins = np.append(0, np.flatnonzero(np.any(np.diff(numbers) > 0, axis=0)) + 1)
+    return replace(match, sizes=tuple(np.add.reduceat(match.sizes, begins).tolist()))
 
 
 class Outputs(Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.model.tables import Int64
-from pptrace.model.wording import counted
+from pptrace.model.wording import counted, listed
 from pptrace.recognise.infer.evidence import Evidence, Messages
 from pptrace.recognise.infer.match import OneWay
 from pptrace.slices import distinct_of
@@ -45,13 +45,25 @@ def separations(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
     if len(unanswered) == len(links):
         return (Separated(evidence, {}, ()),)
     lines = _lines("messages to ranks that never answer", links, unanswered, "")
-    by_peer = _without(evidence, unanswered, lines)
+    by_peer = _with_outsiders(evidence, _without(evidence, unanswered, lines))
     answered = {link[:2] for link in links if (link[1], link[0], link[2]) in links}
     sizes = [link for link in links if link[:2] in answered and (link[1], link[0], link[2]) not in links]
     if not sizes or min(link[2] for link in links) < 0:
         return (by_peer,)
     more = _lines("messages of a size that never comes back", links, sizes, f" of {sizes[0][2]} bytes")
-    return by_peer, _without(evidence, [*unanswered, *sizes], (*lines, *more))
+    return by_peer, _with_outsiders(evidence, _without(evidence, [*unanswered, *sizes], (*lines, *more)))
+
+
+def _with_outsiders(evidence: Mapping[int, Evidence], separated: Separated) -> Separated:
+    """The same with a line about ranks all of whose messages are of no op."""
+    outside = [rank for rank in sorted(evidence) if rank not in separated.evidence and len(evidence[rank].sends)]
+    if not outside:
+        return separated
+    line = (
+        f"ranks without an op that send to others: {listed(outside)}; of stages without a backward, as of frozen weights, "
+        "forwards are not shown, and waiting for them counts as late begins of the next stage's ops"
+    )
+    return replace(separated, lines=(*separated.lines, line))
 
 
 def _links_of(evidence: Mapping[int, Evidence]) -> _Links:
@@ -99,5 +111,6 @@ def _without(evidence: Mapping[int, Evidence], links: Collection[_Link], lines: 
             is_left_out = np.array([link in links for link in distinct], dtype=np.bool_)[number]
             parts[kind], one_way[rank][kind] = messages.where(~is_left_out), messages.where(is_left_out)
         if len(parts["send"]) or len(parts["recv"]):
-            result[rank] = replace(of_rank, sends=parts["send"], recvs=parts["recv"])
+            came = np.sort(np.concatenate((of_rank.inputs, one_way[rank]["recv"].ready_ns)))
+            result[rank] = replace(of_rank, sends=parts["send"], recvs=parts["recv"], inputs=came)
     return Separated(result, one_way, lines)

@@ -167,6 +167,8 @@ def forwards_of(evidence: Evidence, channels: Mapping[Channel, Messages], groups
         if received is not None:
             low = np.maximum(low, np.searchsorted(starts, received.ready_ns))
             parts.append(evidence.sends.post_ns)
+        else:
+            parts.append(evidence.inputs)  # a first stage's, as of one before it that has no backward
     else:
         assert received is not None
         ready = np.append(np.sort(channels[FROM_PREVIOUS].ready_ns), _LATEST)

@@ -36,6 +36,8 @@ class Program:
     Outputs have ``mask_bytes`` behind their first tensor, gradients ``gradient_bytes``; backwards
     accumulate ``gradients`` of "parameters", or of "inputs" as well. ``runs_again``: the second backward runs the nodes of the
     first once more. ``numbered``: the steps around which the profiler's range lies, from number 5 on.
+    An optimizer runs, or a step's range ends (``step_ranges``), after as many ``runs`` of the plan. ``feeder``: one rank more
+    sends the first one its inputs, as a frozen stage does.
     """
 
     plan: Plan
@@ -57,12 +59,17 @@ class Program:
     gradients: str = ""
     runs_again: bool = False
     numbered: tuple[int, ...] = ()
+    runs: int = 1
+    step_ranges: bool = False
+    feeder: bool = False
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def traces(self) -> list[Trace]:
         run = run_on_paper(self.plan, lambda _: SLOT, latency=700)
         order = self.order or tuple(range(self.plan.pp))
         rows = [_Rank(self, run, index, order).trace() for index in range(self.plan.pp)]
+        if self.feeder:
+            rows.append(_Rank(self, run, 0, (self.plan.pp,)).feeding())
         return sorted(rows, key=lambda trace: trace.rank or 0)
 
 
@@ -92,9 +99,20 @@ class _Rank:
                 else:
                     position = sum(other.group == done.group for other in self.run.ranks[self.place][:index])
                     self.message(done.action.kind, at + done.start + 50 * position, at + done.end)
-            self.after(at + self.run.end + 100)
+            self.after(at + self.run.end + 100, step)
         trace = make_trace(self.events, self.order[self.place])
         return self.with_peers(trace) if self.program.peers else trace
+
+    def feeding(self) -> Trace:
+        """The trace of a rank that sends an input for each forward of the first one, and computes it before."""
+        for step in range(self.program.steps):
+            at = START + step * 4 * (self.run.end + 20 * SLOT)
+            for done in self.run.ranks[0]:
+                if done.action.kind is Kind.F:
+                    self.operator("aten::mm", at + done.start - 3000, at + done.start - 2000)
+                    self.tensor("c10d::send", "gloo:send", 0, at + done.start + 1000, at + done.start + 1600)
+        trace = make_trace(self.events, self.order[0])
+        return self.with_peers(trace)
 
     def operator(self, name: str, start: int, end: int, number: int = -1) -> None:
         number = number if self.program.numbers else -1
@@ -103,6 +121,9 @@ class _Rank:
     def op(self, kind: Kind, step: int, microbatch: int, start: int) -> None:
         """Few operators, of which a backward may have one alone; around them what an op does not consist of."""
         self.maybe_noise(start + 100, 8)
+        if kind is Kind.F and self.program.feeder and not self.place:
+            self.operator("aten::normal_", start + 100, start + 150)  # what is received is made first
+            self.tensor("c10d::recv_", "gloo:recv", self.program.plan.pp, start + 200, start + 1700)
         name = "aten::mm" if kind is Kind.F else NODE.format("Mm")
         count = 1 if self.random.random() < 0.3 and kind is not Kind.F else 3
         if kind is Kind.F:
@@ -162,9 +183,16 @@ class _Rank:
         if self.random.random() < self.program.noise:
             self.operator("c10d::barrier", start, start + 50)
 
-    def after(self, start: int) -> None:
+    def after(self, start: int, step: int) -> None:
         self.loss(start - 95)
         self.maybe_noise(start, 40)
+        if (step + 1) % self.program.runs:
+            return
+        if self.program.step_ranges:
+            number = step // self.program.runs
+            begin = START + number * self.program.runs * 4 * (self.run.end + 20 * SLOT) - 4 * SLOT
+            name = f"ProfilerStep#{number + 7}"
+            self.events.append(Event(Category.ANNOTATION, name, begin, start + 3 * SLOT, thread=MAIN_THREAD))
         if self.program.optimizer:
             times = (start + SLOT, start + 2 * SLOT)
             self.events.append(Event(Category.ANNOTATION, "Optimizer.step#SGD.step", *times, thread=MAIN_THREAD))
@@ -246,6 +274,46 @@ def test_the_last_backward_of_ddp_ends_where_its_buckets_are_there() -> None:
     ops = found_ops(recognise(program.traces()))
     assert {end - start for (_, start, end), name in ops.items() if name.endswith("B3")} == {5100}
     assert len(ops) == len(program.truth)
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_runs_until_an_optimizer_or_the_end_of_a_range_are_one_step(name: str, optimizer: bool) -> None:
+    """Gradients that are accumulated over two calls of a schedule."""
+    program = Program(build(name, 3, 4), 6, optimizer=optimizer, runs=2, step_ranges=not optimizer)
+    run = recognise(program.traces())
+    ops = run.ops[run.ops["kind"].isin(COMPUTE_KINDS)]
+    assert len(ops) == len(program.truth)
+    for op in ops.itertuples():
+        (text,) = (
+            text for (rank, at), text in program.truth.items() if rank == op.rank and op.start_ns <= at < op.end_ns
+        )
+        done, of_run = text.split()
+        assert (op.step, op.microbatch) == (
+            int(of_run) // 2 + 7 * (not optimizer),
+            int(done[-1]) + 4 * (int(of_run) % 2),
+        )
+    assert (run.schedule.name, run.schedule.mismatches) == ("custom", ())
+    assert run.schedule.plan is not None
+    assert run.schedule.plan.num_microbatches == 8
+    assert any(
+        f"each step runs {name} 2 times, one after the other, with 4 microbatches each" in line for line in run.warnings
+    )
+    assert any(f"3 steps of 6 runs of {name} with 4 microbatches" in line for line in run.warnings)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_a_first_stage_does_not_begin_before_an_input_that_no_gradient_answers(name: str) -> None:
+    """A stage with frozen weights runs no backward: what it sends is of no op, and waiting for it is no forward."""
+    program = Program(build(name, 3, 5), 3, feeder=True)
+    run = recognise(program.traces())
+    assert check_never_wrong(program, run) == len(program.truth)
+    forwards = run.ops[(run.ops["kind"] == "F") & (run.ops["rank"] == 0)]
+    assert len(forwards) == 15
+    assert set(zip(forwards["rank"], forwards["start_ns"], strict=True)) <= set(program.truth)
+    assert any(
+        "ranks without an op that send to others: 3; of stages without a backward" in line for line in run.warnings
+    )
 
 
 @pytest.mark.parametrize("to", [0, 1])

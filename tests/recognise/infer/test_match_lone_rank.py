@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.model.traces import Category, Trace
+from pptrace.model.traces import HOST_NAME, Category, Trace
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
-from tests.recognise.infer.test_match_chain import NODE, Program
+from tests.recognise.infer.test_match_chain import NODE, SLOT, Program
 from tests.support.analysed import analyse, recognise
 from tests.support.extent import ALL
 from tests.support.lanes import bubble_ns
@@ -99,6 +101,31 @@ def test_some_ranks_show_what_all_of_them_do_and_bound_their_bubble(ranks: tuple
             bubble = bubble_ns(whole.data.lanes[rank.rank], start + away, end + away)
             assert rank.bubble_low_ns <= bubble <= rank.bubble_high_ns
             assert rank.bubble_ns in (None, bubble)
+
+
+@pytest.mark.parametrize(("late", "host"), [(0, "node-a"), (2, "node-a"), (2, "")])
+def test_steps_of_ranks_that_began_to_record_at_different_ones_are_those_run_at_one_time(late: int, host: str) -> None:
+    program = Program(build("1f1b", 4, 6), 4, peers=False)
+    run = program.traces()
+    second = min(at for (_, at), text in program.truth.items() if text.endswith(" 1")) - 2 * SLOT
+    traces = []
+    for rank in (0, 2):
+        events = run[rank].events
+        begin = second if rank == late else 0
+        shown = events.take(np.flatnonzero(events.start_ns >= begin))
+        traces.append(replace(run[rank], events=shown, metadata={HOST_NAME: host}))
+    ops = compute_of(recognise(traces, num_ranks=4))
+    true_steps: dict[int, set[str]] = {}
+    for op in ops.itertuples():
+        ran = [
+            text.split()[1]
+            for (rank, at), text in program.truth.items()
+            if rank == op.rank and op.start_ns <= at < op.end_ns
+        ]
+        true_steps.setdefault(op.step, set()).update(ran)
+    assert len(true_steps) >= 2
+    # Clocks of two hosts do not compare: there they are taken in order.
+    assert {len(steps) for steps in true_steps.values()} == ({1} if host else {2})
 
 
 def test_the_forward_of_each_backward_is_the_one_whose_nodes_it_runs() -> None:
