@@ -51,7 +51,7 @@ from pptrace.recognise.steps.common_steps import (
     without_capturing_steps,
 )
 from pptrace.recognise.steps.cut_by_balance import with_balanced_steps
-from pptrace.recognise.steps.repeated_runs import with_runs_numbered
+from pptrace.recognise.steps.repeated_runs import line_of_updates, with_runs_numbered
 from pptrace.slices import rows_among
 
 
@@ -114,7 +114,7 @@ def recognise_ranks(
         *located.warnings,
     ]
     ops, repeated = with_repeated_steps(placed.ops, ranks)
-    warnings += (*step_ranges, *repeated)
+    warnings += (*step_ranges, *repeated, *line_of_updates(ops))
     placed, mesh = replace(placed, ops=ops), placed.mesh
     if placed.explanations is None:
         schedule_info = recognise_schedule(ops, mesh, metadata, schedule)

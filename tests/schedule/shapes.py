@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
+from pptrace.schedule.text import from_rows
 from tests.support.extent import ALL
 
 MAX_PP, MAX_CHUNKS = 8, 4
@@ -83,3 +85,17 @@ def plans(draw: st.DrawFn, max_pp: int = 5) -> Plan:
     lean = n == p and draw(st.booleans())
     m = draw(st.integers(n, 2 * n + 2).filter(lambda m: lean or sound_last_group(p, v, n, m % n)))
     return build(name, p, m, v, n, lean)
+
+
+def in_a_row(*plans: Plan) -> Plan:
+    """The compute actions of plans without overlapped pairs, one plan after the other, as microbatches of one step."""
+    rows: list[list[str]] = [[] for _ in range(plans[0].pp)]
+    first = 0
+    for plan in plans:
+        for rank, row in enumerate(rows):
+            row += [
+                str(replace(action, microbatch=(action.microbatch or 0) + first))
+                for action in plan.compute_actions(rank)
+            ]
+        first += plan.num_microbatches
+    return from_rows(rows, "custom")

@@ -14,6 +14,7 @@ from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
+from pptrace.schedule.runs import runs_of
 
 UNCOUNTED = "the sum of its gradients over both is not counted"
 """The reason why what a plan gains that has every stage twice is not known."""
@@ -61,6 +62,11 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework
             "a layer that recomputes is taken to take what it takes today"
             if len(costs.recomputing) and all(costs.recomputing)
             else "a layer that recomputes is taken to take what its forward takes"
+        )
+    if not change.keeps_plan and (num_runs := len(runs_of(costs.plan))) > 1 and len(runs_of(plan)) == 1:
+        yield (
+            f"the run takes its microbatches in {num_runs} parts, each done before the next begins: no part is taken to need the "
+            "one before, as it would behind an update"
         )
     if plan.has_pairs and not costs.plan.has_pairs:
         yield "an overlapped pair is taken to cost what its halves cost one after the other"

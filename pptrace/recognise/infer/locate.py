@@ -130,7 +130,7 @@ def _inferred_stages(joined: JoinedRanks) -> StageAssignment:
 
 
 def on_one_clock(facts: Mapping[int, Mapping[str, Any]]) -> Callable[[int, int], bool]:
-    """Whether two ranks have one clock, as far as their recorders or the names of their hosts tell."""
+    """Return what tells whether two ranks have one clock, as far as their recorders or the names of their hosts tell."""
 
     def have_one_clock(*pair: int) -> bool:
         return same_host_spread(pair, facts) is not None or bool(pairs_of_same_host_name(pair, facts)[0, 1])

@@ -206,7 +206,7 @@ def _consistent_match(evidence: Mapping[int, Evidence], have_one_clock: Callable
 
 
 def _run_together(match: Match, other: Match) -> bool:
-    """Whether most runs of two ranks, taken in order, overlap: those of one pipeline lie within each other, and sums of
+    """Return whether most runs of two ranks, taken in order, overlap: those of one pipeline lie within each other, and sums of
     gradients keep pipelines together.
     """
     (begin, end), (other_begin, other_end) = (

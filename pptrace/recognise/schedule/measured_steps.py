@@ -21,6 +21,7 @@ from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Key, Kind, iter_halves, parse_action
 from pptrace.schedule.plan import Plan
+from pptrace.schedule.runs import runs_of
 from pptrace.schedule.text import from_rows
 from pptrace.slices import Slice, rows_among, rows_where, slice_of
 
@@ -206,37 +207,20 @@ def match_reversed(plan: Plan) -> Plan | None:
 
 
 def match_runs(plan: Plan) -> tuple[Plan, ...]:
-    """The registry's plans that follow each other in a plan, as in a step whose gradients are accumulated over several runs of a
-    schedule; () where it is no such plan. Each run ends where all ranks have finished as many microbatches.
+    """The registry's plans that follow each other in a plan, as in a step whose gradients are accumulated over several calls of a
+    schedule; () where it is no such plan.
     """
-    rows = [plan.compute_actions(rank) for rank in range(plan.pp)]
-    ends = [_ends_by_forwards(row) for row in rows]
-    cuts = sorted(set.intersection(*(set(of_rank) for of_rank in ends)))
-    runs = []
-    for begin, end in pairwise([0, *cuts]):
-        actions = [row[of_rank.get(begin, 0) : of_rank[end]] for row, of_rank in zip(rows, ends, strict=True)]
-        first = min(action.microbatch or 0 for row in actions for action in row)
-        cells = [
-            [str(replace(action, microbatch=(action.microbatch or 0) - first)) for action in row] for row in actions
-        ]
+    runs = runs_of(plan)
+    matched = []
+    for rows in runs if len(runs) > 1 else ():
+        first = min(action.microbatch or 0 for row in rows for action in row)
+        cells = [[str(replace(action, microbatch=(action.microbatch or 0) - first)) for action in row] for row in rows]
         try:
-            runs.append(match_registry(from_rows(cells, "custom")))
+            matched.append(match_registry(from_rows(cells, "custom")))
         except ScheduleError:
             return ()
-    is_known = len(runs) > 1 and all(run.name in registry.SCHEDULES for run in runs)
-    return tuple(runs) if is_known and max(run.num_microbatches for run in runs) > 1 else ()
-
-
-def _ends_by_forwards(row: Sequence[Action]) -> dict[int, int]:
-    """Number of actions after which all that a rank has begun is done, by the number of forwards until then; none of a rank with
-    overlapped pairs.
-    """
-    if any(action.parts for action in row):
-        return {}
-    forwards = np.cumsum([action.kind is Kind.F for action in row])
-    done = np.cumsum([action.kind in (Kind.B, Kind.W) for action in row])
-    (ends,) = np.nonzero(forwards == done)
-    return dict(zip(forwards[ends].tolist(), (ends + 1).tolist(), strict=True))
+    is_known = bool(matched) and all(run.name in registry.SCHEDULES for run in matched)
+    return tuple(matched) if is_known and max(run.num_microbatches for run in matched) > 1 else ()
 
 
 def _keys(plan: Plan) -> list[list[Key]]:

@@ -58,6 +58,18 @@ def with_runs_numbered(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognised
     ], (line,)
 
 
+def line_of_updates(ops: pd.DataFrame) -> tuple[str, ...]:
+    """A line where an optimizer runs in each second step alone, or rarer, but as often on all ranks that have one."""
+    updates = ops[(ops["kind"] == "OPTIMIZER") & (ops["step"] >= 0)]
+    rarer = {int(gap) for _, steps in updates.groupby("rank")["step"] for gap in np.diff(np.unique(steps))}
+    if len(rarer) != 1 or min(rarer) < 2 or not rows_among(ops["kind"], COMPUTE_KINDS).any():
+        return ()
+    (each,) = rarer
+    return (
+        f"an optimizer runs in one of {each} steps alone: a step is a call of the schedule, and an update takes {each} of them",
+    )
+
+
 def _is_counted(table: pd.DataFrame) -> Bool:
     known: Bool = ((table["step"] >= 0) & (table["microbatch"] >= 0)).to_numpy()
     is_op = rows_among(table["kind"], COMPUTE_KINDS) if "pair" in table else np.ones(len(table), dtype=np.bool_)

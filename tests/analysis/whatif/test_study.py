@@ -24,6 +24,7 @@ from pptrace.report.whatif import headline, span_words, whatif_tables
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.registry import build
+from tests.schedule.shapes import in_a_row
 from tests.support.measured import measured_costs
 
 STEPS = 5
@@ -67,6 +68,18 @@ def test_a_run_without_a_schedule_of_the_catalogue_keeps_its_plan_or_takes_anoth
         with pytest.raises(UsageError, match="not in the catalogue; name another with --schedule"):
             plan_of(change, "custom", costs)
     assert not [name for name in names_of(study_of(costs, "custom")) if "microbatches of" in name]
+
+
+def test_other_plans_of_a_step_in_parts_say_what_they_take_for_granted() -> None:
+    """Two calls of a schedule may stand on each other, as where an update is between them."""
+    plan = in_a_row(build("1f1b", 4, 4), build("1f1b", 4, 4))
+    durations = np.full((STEPS, 1, len(plan.table.kind)), 1000)
+    costs = stage_costs(plan, measured_costs(plan.table, durations, 0), None)
+    words = "the run takes its microbatches in 2 parts"
+    study = study_of(costs, "custom")
+    assert words in study.scenario(Change(schedule="1f1b"), "1f1b").note
+    assert words not in study.scenario(Change(link_speed=2.0), "links").note
+    assert words not in study_of(costs_of()).scenario(Change(schedule="gpipe"), "gpipe").note
 
 
 def test_chunks_stay_as_many_where_the_schedule_takes_any_number() -> None:

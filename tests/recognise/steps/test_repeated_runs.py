@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
 import pytest
 
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.recognise.schedule.measured_steps import match_runs
+from pptrace.recognise.steps.repeated_runs import line_of_updates
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from pptrace.schedule.text import from_rows, to_rows
+from tests.schedule.shapes import in_a_row
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, run_on_paper
 
 COST = 10_000
@@ -72,21 +74,29 @@ def test_runs_of_which_one_lacks_an_op_are_not_numbered() -> None:
     assert any("no schedule recognised: an op of one microbatch runs twice in a step" in line for line in run.warnings)
 
 
-def in_a_row(*plans: Plan) -> Plan:
-    rows: list[list[str]] = [[] for _ in range(plans[0].pp)]
-    first = 0
-    for plan in plans:
-        for row, cells in zip(rows, to_rows(plan), strict=True):
-            row += [
-                cell[: cell.rindex(cell[1]) + 1] + str(int(cell[2:]) + first) for cell in cells if cell[1] in "FBIW"
-            ]
-        first += plan.num_microbatches
-    return from_rows(rows, "custom")
-
-
 def test_the_runs_of_a_plan_are_those_of_schedules_or_none() -> None:
     found = match_runs(in_a_row(build("1f1b", 3, 6), build("gpipe", 3, 4)))
     assert [(run.name, run.num_microbatches) for run in found] == [("1f1b", 6), ("gpipe", 4)]
     assert match_runs(in_a_row(build("1f1b", 3, 6))) == ()
     assert match_runs(in_a_row(build("1f1b", 3, 1), build("1f1b", 3, 1))) == (), "one microbatch at a time is no run"
     assert match_runs(build("dualpipe-v", 2, 4, 2)) == (), "overlapped pairs are not looked at"
+
+
+@pytest.mark.parametrize(
+    ("updates", "line"),
+    [
+        ({0: (1, 3, 5), 1: (1, 3, 5)}, True),
+        ({0: (1, 2, 3)}, False),
+        ({0: (1, 3, 4)}, False),
+        ({0: (3,)}, False),
+        ({}, False),
+    ],
+)
+def test_calls_of_a_schedule_that_share_an_update_are_said_to_be_no_updates(
+    updates: dict[int, tuple[int, ...]], line: bool
+) -> None:
+    rows = [(rank, step, kind) for rank in range(2) for step in range(6) for kind in ("F", "B")]
+    rows += [(rank, step, "OPTIMIZER") for rank, steps in updates.items() for step in steps]
+    lines = line_of_updates(pd.DataFrame(rows, columns=["rank", "step", "kind"]))
+    assert [text for text in lines if "an update takes 2 of them" in text] == list(lines)
+    assert bool(lines) is line
