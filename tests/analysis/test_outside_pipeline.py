@@ -71,7 +71,9 @@ def marked_steps(*late: int) -> list[tuple[object, ...]]:
 def timelines_of(lacks_ranks: bool, of_rank: Mapping[int, pd.DataFrame]) -> _Timelines:
     """Of ranks that have this communication alone, which they ask for when it starts."""
     rows = {
-        rank: outside_rows(RankRows(NO_OPS, NO_OPS, slice_of(comms.assign(asked_ns=comms.start_ns))), None, NOTHING)
+        rank: outside_rows(
+            RankRows(NO_OPS, NO_OPS, slice_of(comms.assign(asked_ns=comms.start_ns))), None, NOTHING, lacks_ranks
+        )
         for rank, comms in of_rank.items()
     }
     return _Timelines(None, rows, lacks_ranks)
@@ -381,6 +383,21 @@ def test_waiting_for_a_rank_without_a_trace_is_no_gain(members: int, num_ranks: 
     assert (finding.gain_ns is None) == ("no gain" in words)
     if finding.gain_ns is None:
         assert "what is won without it" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "match", "lacks_ranks", "waits"),
+    [("recv", -1, True, True), ("recv", -1, False, False), ("recv", 7, True, False), ("send", -1, True, False)],
+)
+def test_the_first_input_of_a_step_from_a_rank_without_a_trace_is_waited_for(
+    kind: str, match: int, lacks_ranks: bool, waits: bool
+) -> None:
+    """A rank in the middle of a pipeline, recorded alone: between its steps the others fill and drain theirs."""
+    comms = pd.DataFrame({"kind": [kind], "axis": "pp", "bytes": 8, "group_size": 2, "match": match})
+    timelines = timelines_of(lacks_ranks, {0: comms.assign(start_ns=210, end_ns=240)})
+    rank = (("rank", 0),)
+    expected = {("unrecorded_ranks", rank): 30, ("other", rank): 10} if waits else {("other", rank): 40}
+    assert dict(timelines.walk(0, 240, 200)) == expected
 
 
 def test_transfers_of_collectives_with_members_that_have_no_trace_are_as_long_as_the_shortest_of_them() -> None:

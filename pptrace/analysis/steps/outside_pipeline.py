@@ -38,7 +38,9 @@ from pptrace.timeline.windows import StepBounds, StepWindow, step_bounds
 
 OTHER, HOST, COMPUTE = "other", "host", "compute"
 UNRECORDED, UNKNOWN_RANK = "unrecorded_ranks", "unknown_rank"
-"""Waiting in collectives for members that have no trace, and for a member that is not known, as the call has no match."""
+"""Waiting in collectives, or in receives of the pipeline, for ranks that have no trace; in collectives for a member that is not
+known, as the call has no match.
+"""
 OVERLAP = "overlap"
 """Negative: the next step's pipeline begins before this one's has ended."""
 OF_SPANS = {
@@ -76,12 +78,15 @@ def with_periods(
             for step, begin, end in zip(steps, begins, ends, strict=True)
         )
     inside = union([window.start_ns for window in windows], [window.end_ns for window in windows])
-    outside = {rank: outside_rows(data.rows.of_rank(rank), data.lanes.get(rank), inside) for rank in data.work}
+    lacks_ranks = num_ranks > len(data.work)
+    outside = {
+        rank: outside_rows(data.rows.of_rank(rank), data.lanes.get(rank), inside, lacks_ranks) for rank in data.work
+    }
     of_step: dict[int, list[StepWindow]] = {}
     for window in windows:
         of_step.setdefault(window.step, []).append(window)
     bounds = step_bounds(data.ops, {}, data.clock)
-    timelines = _Timelines(data, outside, num_ranks > len(outside))
+    timelines = _Timelines(data, outside, lacks_ranks)
     lost = frozenset().union(*data.lost_steps.values())  # when these begin is not known
     return tuple(
         _with_period(step, of_step, bounds, timelines)
@@ -144,12 +149,13 @@ class OutsideRows(Struct, frozen=True, eq=False):
     starved: Int64 | None
 
 
-def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRows:
+def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64, lacks_ranks: bool = False) -> OutsideRows:
     """Rows of a rank outside of pipelines.
 
     Args:
         rows: of the rank, on the common clock.
         inside: the time in which pipelines run.
+        lacks_ranks: whether ranks of the run have no trace: what is received from them is waited for.
     """
 
     def are_outside(start: Int64, end: Int64) -> Bool:
@@ -177,6 +183,22 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
             }
         )
     asked = np.maximum(rows.comms["start_ns"], rows.comms["asked_ns"])
+    of_absent = (
+        rows.comms.among("kind", ("recv",)) & (rows.comms["match"] < 0) & are_outside(asked, rows.comms["end_ns"])
+    )
+    absent = np.flatnonzero(of_absent & lacks_ranks & rows.comms.among("axis", ("pp",)))
+    none = np.full(len(absent), -1)
+    found.append(
+        {
+            "start_ns": asked[absent],
+            "end_ns": rows.comms["end_ns"][absent],
+            "begun_ns": asked[absent],
+            "weight": np.zeros(len(absent), dtype=np.int64),  # whatever else the rank does then counts more
+            "part": np.full(len(absent), UNRECORDED, dtype=object),
+            "axis": np.full(len(absent), "", dtype=object),
+            **dict.fromkeys(("match", "members", "transfer_ns"), none),
+        }
+    )
     is_of_pipeline = rows.comms.among("kind", MESSAGES) & rows.comms.among("axis", ("pp",))
     chosen = np.flatnonzero(~is_of_pipeline & are_outside(asked, rows.comms["end_ns"]))
     comms = rows.comms.where(chosen)
