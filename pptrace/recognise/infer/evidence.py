@@ -202,6 +202,11 @@ def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Int64
     )
 
 
+def name_peers(evidence: Iterable[Evidence]) -> bool:
+    """Return whether all messages name the ranks that they go to and come from."""
+    return all((messages.peer >= 0).all() for rank in evidence for messages in (rank.sends, rank.recvs))
+
+
 class MismatchError(Exception):
     """Reason for which the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank; whatever
     matches or checks may raise it.

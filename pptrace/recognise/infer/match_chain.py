@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from pptrace.model.tables import Bool, Int64
-from pptrace.recognise.infer.evidence import Evidence, Messages, MismatchError, first_match
+from pptrace.recognise.infer.evidence import Evidence, Messages, MismatchError, first_match, name_peers
 from pptrace.recognise.infer.match import Match, Outputs, RankMatch, trained_outputs
 from pptrace.recognise.infer.match_checks import checked
 from pptrace.recognise.infer.rank_order import (
@@ -54,8 +54,11 @@ def match_chain(evidence: Sequence[Evidence]) -> Match:
             (after, of_after[TO_PREVIOUS], before, of_before[FROM_NEXT]),
         ):
             if len(sent) != len(came):
+                by_order = (
+                    "" if name_peers(evidence) else ", if that is their order (on gloo record_shapes=True names peers)"
+                )
                 raise MismatchError(
-                    f"rank {source} sends {len(sent)} messages to rank {target}, which receives {len(came)}"
+                    f"rank {source} sends {len(sent)} messages to rank {target}, which receives {len(came)}{by_order}"
                 )
             if not len(sent):
                 raise MismatchError(f"rank {source} sends nothing to rank {target}")

@@ -17,7 +17,7 @@ import pandas as pd
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
-from pptrace.recognise.infer.evidence import Evidence, MismatchError, Rows, evidence_of, outcome_of
+from pptrace.recognise.infer.evidence import Evidence, MismatchError, Rows, evidence_of, name_peers, outcome_of
 from pptrace.recognise.infer.match import Match, OrderedOp, RankMatch, runs_of
 from pptrace.recognise.infer.rank_order import (
     FROM_NEXT,
@@ -59,7 +59,7 @@ def checked(
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
     rows = [match.in_order(behind) for match in ranks]
     sizes, runs = runs_of(sizes, rows, [of_rank.optimizers for of_rank in evidence])
-    by_peers = all((messages.peer >= 0).all() for rank in evidence for messages in (rank.sends, rank.recvs))
+    by_peers = name_peers(evidence)
     for of_match, match in zip(runs, ranks, strict=True):
         check_between_runs(of_match, match, (TO_PREVIOUS, FROM_NEXT))
     if not by_nodes:

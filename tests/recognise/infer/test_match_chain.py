@@ -479,6 +479,20 @@ def test_damage_on_one_rank_never_makes_an_op_another(
     check_never_wrong(program, recognise(traces))
 
 
+@pytest.mark.parametrize("peers", [True, False])
+def test_whom_messages_go_to_is_said_to_be_assumed_where_none_names_a_peer(peers: bool) -> None:
+    plan = build("1f1b", 3, 5)
+    program = Program(plan, 2, optimizer=False, peers=peers)
+    traces = program.traces()
+    rank = _Rank(program, run_on_paper(plan, lambda _: SLOT, latency=700), 1, range(3))
+    rank.trace()
+    last = [event for event in rank.events if event.name == "c10d::send"][-1]
+    lost = make_trace([event for event in rank.events if not last.start <= event.start < last.start + SLOT], 1)
+    run = recognise([traces[0], rank.with_peers(lost) if peers else lost, traces[2]])
+    (line,) = (line for line in run.warnings if "messages to rank" in line)
+    assert line.endswith("(on gloo record_shapes=True names peers)") is not peers
+
+
 def spmd(rank: int, kinds: Sequence[str]) -> Trace:
     """Trace of what every rank does alike, or in turn: sends (S), receives (R), operators (C) and a backward (E)."""
     rows: list[Event] = []
