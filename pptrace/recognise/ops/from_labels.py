@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMMS, OPS, empty_table
 from pptrace.model.traces import Events, Trace
 from pptrace.model.wording import counted
 from pptrace.recognise.labels import Label
+from pptrace.recognise.labels.torch_pipelining import TORCH
 from pptrace.recognise.ops.host_compute import without_evaluations
 from pptrace.recognise.ops.infer_between_messages import ops_between_messages
 from pptrace.recognise.ops.infer_from_launches import infer_from_launches, optimizer_ranges
@@ -47,7 +49,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     """
     labelled = labelled_ranges(trace.events)
     framework = trace.framework or framework_of(labelled) or "unlabelled"
-    ops_with_labels = labelled_ops(labelled)
+    ops_with_labels = _with_losses(labelled_ops(labelled), framework)
     launches = LaunchIndex(work)
     others = labelled.where(~labelled.is_op)
     is_counted = others.is_message & ~others.names_microbatch
@@ -86,6 +88,26 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     ranges = Ranges.joined([ops_with_labels, others, inferred])
     ops, comms, evidence = _tables(trace.events, ranges, evidence, source, launches, calls)
     return RankTables(framework, ops, comms, evidence)
+
+
+def _with_losses(ops: Ranges, framework: str) -> Ranges:
+    """The ranges of ops; those of torch's GPipe, whose forwards end before their loss, up to the next op of the pass."""
+    actions = ops.actions()
+    if framework != TORCH or len(actions["range"]) < len(ops) or (actions["stage"] >= 0).any():
+        return ops
+    order = np.lexsort((ops.start_ns, ops.thread))
+    kind, microbatch, starts, thread = (
+        ops.kind[order],
+        actions["microbatch"][order],
+        ops.start_ns[order],
+        ops.thread[order],
+    )
+    is_forward = kind == Kind.F.code
+    follows = (thread[1:] == thread[:-1]) & is_forward[:-1] & (~is_forward[1:] | (microbatch[1:] > microbatch[:-1]))
+    ends = ops.end_ns.copy()
+    before = order[:-1][follows]
+    ends[before] = np.maximum(ends[before], starts[1:][follows])
+    return replace(ops, end_ns=ends)
 
 
 def _by_gaps(
