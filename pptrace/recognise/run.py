@@ -51,7 +51,7 @@ from pptrace.recognise.steps.common_steps import (
     without_capturing_steps,
 )
 from pptrace.recognise.steps.cut_by_balance import with_balanced_steps
-from pptrace.recognise.steps.repeated_runs import line_of_updates, with_runs_numbered
+from pptrace.recognise.steps.shared_updates import line_of_updates
 from pptrace.slices import rows_among
 
 
@@ -98,7 +98,6 @@ def recognise_ranks(
     ranks, step_ranges = with_step_ranges_of_most(ranks)
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
-    ranks, of_runs = with_runs_numbered(ranks)
     ranks, peers = _with_peers(ranks)
     located = _located_by_broadcasts(ranks, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
@@ -109,7 +108,6 @@ def recognise_ranks(
         *captured,
         *left_out,
         *renumbered,
-        *of_runs,
         *peers,
         *located.warnings,
     ]

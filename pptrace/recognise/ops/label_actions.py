@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pptrace.model.tables import Bool, Int64
 from pptrace.recognise.labels import Label
 from pptrace.recognise.labels.zero_bubble import ZERO_BUBBLE
-from pptrace.recognise.ops.label_columns import BACKWARD_KINDS, NONE, LabelTable, Ranges
+from pptrace.recognise.ops.label_columns import BACKWARD_KINDS, IS_COMPUTE, NONE, LabelTable, Ranges
 from pptrace.recognise.ops.label_steps import with_steps
 from pptrace.schedule.actions import Kind
 from pptrace.slices import Slice, group_codes, last_like, reduce_groups
@@ -59,7 +59,32 @@ def with_microbatches(ranges: Ranges) -> LabelledActions:
     unsplit = {"part": np.zeros(len(actions), dtype=np.int64), "parts": np.ones(len(actions), dtype=np.int64)}
     actions = actions.with_columns({"step": ranges.step[actions["range"]], **unsplit})
     actions = _with_weights(ranges, _with_microbatches(ranges, actions))
-    return LabelledActions(ranges, _split_backward(actions))
+    return LabelledActions(ranges, _with_runs(_split_backward(actions)))
+
+
+def _with_runs(actions: Slice) -> Slice:
+    """Microbatches numbered on through the runs of a step: labels count those of each call of a schedule from 0, of which a step
+    that accumulates gradients has several.
+
+    Nothing is numbered in a step whose ops do not all run equally often, as where some are recomputed, nor in one with
+    overlapped pairs.
+    """
+    names = ("kind", "step", "stage", "chunk", "microbatch")
+    table = pd.DataFrame({name: actions[name] for name in names})
+    is_known = (table["step"] >= 0) & (table["microbatch"] >= 0)
+    ops = table[is_known & IS_COMPUTE[table["kind"]]]
+    counts = ops.groupby(list(names)).size().groupby("step").agg(["min", "max"])
+    has_pairs = counts.index.isin(table.loc[actions["second_kind"] >= 0, "step"].unique())
+    runs = counts.loc[(counts["min"] == counts["max"]) & (counts["max"] > 1) & ~has_pairs, "max"]
+    if not len(runs):
+        return actions
+    chosen = table[is_known & table["step"].isin(runs.index)]
+    same = chosen.groupby(list(names))["step"]
+    each = same.transform("size") // chosen["step"].map(runs)  # a microbatch may send several tensors
+    shift = same.cumcount() // each.clip(lower=1) * chosen["step"].map(ops.groupby("step")["microbatch"].max() + 1)
+    microbatch = actions["microbatch"].copy()
+    microbatch[chosen.index] += shift.to_numpy(dtype=np.int64)
+    return actions.with_columns({"microbatch": microbatch})
 
 
 def num_sequences(ranges: Ranges) -> int:

@@ -96,6 +96,9 @@ def only_forwards(step: MeasuredStep) -> bool:
 def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshInfo) -> ScheduleInfo:
     """The plan that the most complete step follows, else the closest of the registry, else that step's own order."""
     best = most_complete(measured)
+    if any(len(set(row)) < len(row) for row in best.rows):
+        line = "no schedule recognised: an op of one microbatch runs twice in a step"
+        return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,))
     plan, problem = _plan_of(best)
     if plan is not None and plan.name in registry.SCHEDULES:
         return compare_with_plan(plan, PlanSource.RECOGNISED, measured)
@@ -150,11 +153,8 @@ def compare_with_plan(
 
 def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
     """(plan of a step's order, ""), or (None, reason)."""
-    rows = step.rows
-    if any(len(set(row)) < len(row) for row in rows):
-        return None, "an op of one microbatch runs twice in a step"
     try:
-        plan = match_registry(from_rows(rows, "custom"))
+        plan = match_registry(from_rows(step.rows, "custom"))
     except ScheduleError as err:
         return None, str(err)
     if blocked := replay(plan).blocked:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pandas as pd
 import pytest
 
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import Category, Trace
+from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.recognise.schedule.measured_steps import match_runs
-from pptrace.recognise.steps.repeated_runs import line_of_updates
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.schedule.shapes import in_a_row
@@ -69,7 +68,7 @@ def test_a_step_with_one_run_keeps_its_numbers_and_its_schedule() -> None:
 
 def test_runs_of_which_one_lacks_an_op_are_not_numbered() -> None:
     run = recognise(labelled(build("1f1b", 2, 4), [2], lost="PP:0B2"))
-    assert numbers(run, 0) == set(range(4))
+    assert set(run.ops.loc[(run.ops["rank"] == 0) & (run.ops["microbatch"] >= 0), "microbatch"]) == set(range(4))
     assert run.schedule.plan is None
     assert any("no schedule recognised: an op of one microbatch runs twice in a step" in line for line in run.warnings)
 
@@ -82,21 +81,11 @@ def test_the_runs_of_a_plan_are_those_of_schedules_or_none() -> None:
     assert match_runs(build("dualpipe-v", 2, 4, 2)) == (), "overlapped pairs are not looked at"
 
 
-@pytest.mark.parametrize(
-    ("updates", "line"),
-    [
-        ({0: (1, 3, 5), 1: (1, 3, 5)}, True),
-        ({0: (1, 2, 3)}, False),
-        ({0: (1, 3, 4)}, False),
-        ({0: (3,)}, False),
-        ({}, False),
-    ],
-)
-def test_calls_of_a_schedule_that_share_an_update_are_said_to_be_no_updates(
-    updates: dict[int, tuple[int, ...]], line: bool
-) -> None:
-    rows = [(rank, step, kind) for rank in range(2) for step in range(6) for kind in ("F", "B")]
-    rows += [(rank, step, "OPTIMIZER") for rank, steps in updates.items() for step in steps]
-    lines = line_of_updates(pd.DataFrame(rows, columns=["rank", "step", "kind"]))
-    assert [text for text in lines if "an update takes 2 of them" in text] == list(lines)
-    assert bool(lines) is line
+def test_an_op_that_runs_nothing_ends_within_its_run() -> None:
+    """The input gradient of a first stage begins once its message is there: that of its run, not the later one of that number."""
+    plan = build("zb-h1", 2, 3)
+    ops = recognise_rank(labelled(plan, [2])[0]).ops
+    of_inputs = ops[ops["kind"] == "I"].sort_values("start_ns")
+    assert of_inputs["microbatch"].tolist() == list(range(6))
+    lengths = (of_inputs["end_ns"] - of_inputs["start_ns"]).tolist()
+    assert lengths[:3] == lengths[3:]
