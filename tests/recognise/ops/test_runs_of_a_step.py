@@ -9,11 +9,12 @@ import pytest
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import Category, Trace
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.run import RecognisedRun, recognise
+from pptrace.recognise.run import RecognisedRun
 from pptrace.recognise.schedule.measured_steps import match_runs
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.schedule.shapes import in_a_row
+from tests.support.analysed import recognise
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, run_on_paper
 
 COST = 10_000
