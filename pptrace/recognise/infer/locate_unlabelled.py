@@ -103,15 +103,16 @@ def _match_jointly(ranks: Sequence[RecognisedRank], separated: Separated, groups
 
 
 def _in_steps(match: Match, ranks: Sequence[RecognisedRank]) -> Match:
-    """The match with the runs of each step as one: between which no numbered range of a step begins or, where a rank has none,
+    """The match with the runs of each step as one: between which no numbered range of a step begins or, where no rank has any,
     no optimizer runs.
     """
-    ends = {}
-    for recognised in ranks:
-        what, starts = recognised.host["what"], recognised.host["start_ns"].to_numpy()
-        begins = starts[((what == What.STEP.value) & (recognised.host["number"] >= 0)).to_numpy()]
-        ends[recognised.number] = begins if len(begins) else starts[(what == What.OPTIMIZER.value).to_numpy()]
-    return in_steps(match, [ends[rank] for rank in match.chain])
+    hosts = {recognised.number: recognised.host for recognised in ranks}
+    of_chain = [hosts[rank] for rank in match.chain]
+    begins = [host.loc[(host["what"] == What.STEP.value) & (host["number"] >= 0), "start_ns"] for host in of_chain]
+    if any(map(len, begins)):
+        return in_steps(match, [starts.to_numpy() for starts in begins])
+    updates = [host.loc[host["what"] == What.OPTIMIZER.value, "start_ns"].to_numpy() for host in of_chain]
+    return in_steps(match, updates, are_updates=True)
 
 
 def _match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evidence]) -> JointMatch:

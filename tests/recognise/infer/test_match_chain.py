@@ -38,6 +38,7 @@ class Program:
     first once more. ``numbered``: the steps around which the profiler's range lies, from number 5 on.
     An optimizer runs, or a step's range ends (``step_ranges``), after as many ``runs`` of the plan. ``feeder``: one rank more
     sends the first one its inputs, as a frozen stage does.
+    No optimizer runs after the run ``skipped``.
     """
 
     plan: Plan
@@ -62,6 +63,7 @@ class Program:
     runs: int = 1
     step_ranges: bool = False
     feeder: bool = False
+    skipped: int = -1
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def traces(self) -> list[Trace]:
@@ -193,7 +195,7 @@ class _Rank:
             begin = START + number * self.program.runs * 4 * (self.run.end + 20 * SLOT) - 4 * SLOT
             name = f"ProfilerStep#{number + 7}"
             self.events.append(Event(Category.ANNOTATION, name, begin, start + 3 * SLOT, thread=MAIN_THREAD))
-        if self.program.optimizer:
+        if self.program.optimizer and step != self.program.skipped:
             times = (start + SLOT, start + 2 * SLOT)
             self.events.append(Event(Category.ANNOTATION, "Optimizer.step#SGD.step", *times, thread=MAIN_THREAD))
             self.operator("aten::_foreach_add_", start + SLOT + 10, start + 2 * SLOT - 10)
@@ -300,6 +302,14 @@ def test_runs_until_an_optimizer_or_the_end_of_a_range_are_one_step(name: str, o
         f"each step runs {name} 2 times, one after the other, with 4 microbatches each" in line for line in run.warnings
     )
     assert any(f"3 steps of 6 runs of {name} with 4 microbatches" in line for line in run.warnings)
+
+
+@pytest.mark.parametrize("skipped", [0, 1, 3, 5])
+def test_an_update_that_is_left_out_makes_no_step_longer(skipped: int) -> None:
+    """As where gradients overflow: each run of the schedule is a step then."""
+    run = recognise(Program(build("1f1b", 3, 4), 6, skipped=skipped).traces())
+    assert set(run.ops.loc[run.ops["kind"].isin(COMPUTE_KINDS), "step"]) == set(range(6))
+    assert run.schedule.name == "1f1b"
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
