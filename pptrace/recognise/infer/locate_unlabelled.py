@@ -103,14 +103,14 @@ def _match_jointly(ranks: Sequence[RecognisedRank], separated: Separated, groups
 
 
 def _in_steps(match: Match, ranks: Sequence[RecognisedRank]) -> Match:
-    """The match with the runs of each step as one: between which no numbered range of a step begins or, where no rank has any,
-    no optimizer runs.
+    """The match with the runs of each step as one: those in one numbered range of a step or, where no rank has any, between
+    which no optimizer runs.
     """
     hosts = {recognised.number: recognised.host for recognised in ranks}
     of_chain = [hosts[rank] for rank in match.chain]
-    begins = [host.loc[(host["what"] == What.STEP.value) & (host["number"] >= 0), "start_ns"] for host in of_chain]
-    if any(map(len, begins)):
-        return in_steps(match, [starts.to_numpy() for starts in begins])
+    ranges = [host[(host["what"] == What.STEP.value) & (host["number"] >= 0)] for host in of_chain]
+    if any(map(len, ranges)):
+        return in_steps(match, [np.sort(of_rank[["start_ns", "end_ns"]].to_numpy().ravel()) for of_rank in ranges])
     updates = [host.loc[host["what"] == What.OPTIMIZER.value, "start_ns"].to_numpy() for host in of_chain]
     return in_steps(match, updates, are_updates=True)
 

@@ -81,15 +81,17 @@ def in_steps(match: Match, ends: Sequence[Int64], are_updates: bool = False) -> 
     """The match with runs between which no step ends on any rank as one, as where gradients are accumulated over several.
 
     Args:
-        ends: when steps ended or began, by rank of the match; ranks without any do not tell.
-        are_updates: whether these are updates, of which one may be left out (as where gradients overflow): they tell steps if as
-            many runs are before each.
+        ends: when ranges of steps began and ended in turn, by rank of the match; ranks without any do not tell.
+        are_updates: whether these are the times of updates, of which one may be left out (as where gradients overflow): they
+            tell steps if as many runs are before each.
     """
     firsts = [of_rank.forwards.start_ns[match.firsts] for of_rank in match.ranks]
     numbers = [np.searchsorted(times, first) for times, first in zip(ends, firsts, strict=True) if len(times)]
     if not numbers or not match.sizes:
         return match
-    begins = np.append(0, np.flatnonzero(np.any(np.diff(numbers) > 0, axis=0)) + 1)
+    ran = np.array(numbers)
+    is_outside = False if are_updates else ran[:, 1:] % 2 == 0
+    begins = np.append(0, np.flatnonzero(np.any((np.diff(ran) > 0) | is_outside, axis=0)) + 1)
     whole = np.diff(begins)  # but for the last, which the trace may end within
     if are_updates and (len(whole) < 2 or (whole != whole[0]).any() or len(match.sizes) - begins[-1] > whole[0]):
         return match
