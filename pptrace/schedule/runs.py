@@ -9,12 +9,13 @@ from pptrace.schedule.plan import Plan
 
 
 def runs_of(plan: Plan) -> list[list[tuple[Action, ...]]]:
-    """The compute actions of each run, rank by rank; a usual schedule is one run, and so is a plan with overlapped pairs.
+    """The compute actions of each run, rank by rank; a usual schedule is one run, and so are a plan of one rank and one
+    with overlapped pairs.
 
     A step that accumulates gradients over two calls of a schedule has two.
     """
     rows = [plan.compute_actions(rank) for rank in range(plan.pp)]
-    if any(action.parts for row in rows for action in row):
+    if len(rows) == 1 or any(action.parts for row in rows for action in row):
         return [rows]
     ends = [_ends_by_forwards(row) for row in rows]
     runs, begins = [], [0] * len(rows)
