@@ -65,6 +65,8 @@ def load(
     read = [read_each(request.inputs, recognise, jobs, on_progress, store, read_files)]
     recordings = {rank.number: rank.recording for rank in read[0].traces}
     is_undone = not as_recorded and any(recording.cost.is_known for recording in recordings.values())
+    if traces is not None and not is_undone:
+        traces.by_path.clear()  # a large table may be a small file
     analysis = _analyse_read(request, read, is_brief=is_undone)
     why_recorded = _why_recorded(request, analysis, as_recorded)
     undone = undo_recording(analysis, recordings, why_recorded)

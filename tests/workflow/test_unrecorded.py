@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.recognise.recording.boundaries import Boundaries
 from pptrace.recognise.recording.graph import graph_of
 from pptrace.recognise.recording.replay import join_graphs
+from pptrace.workflow import load as loading
 from pptrace.workflow.analyse import analyse_ranks
 from pptrace.workflow.load import load
 from pptrace.workflow.rank_store import recognise_trace
@@ -256,3 +258,30 @@ def test_an_analysis_that_leaves_questions_open_has_their_answers_when_they_are_
     assert brief.report.steps == whole.report.steps
     assert brief.report.verdict == whole.report.verdict
     assert brief.answered().report == whole.answered().report == whole.report
+
+
+@pytest.mark.parametrize(("sample", "num_files"), [("1f1b_p4", 4), ("table", 0)])
+def test_traces_are_let_go_of_before_the_analysis_unless_they_are_corrected_after_it(
+    sample: str, num_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of millions of ops may be a small file, and its traces most of the memory that there is."""
+    made: list[Any] = []
+
+    class Watched(loading._SmallTraces):
+        def __post_init__(self) -> None:
+            made.append(self)
+
+    analyse = loading._analyse_read
+    during = []
+    monkeypatch.setattr(loading, "_SmallTraces", Watched)
+    monkeypatch.setattr(
+        loading,
+        "_analyse_read",
+        lambda *args, **options: during.append(len(made[0].by_path)) or analyse(*args, **options),
+    )
+    path = ROOT / "sample_traces" / sample
+    if sample == "table":
+        path = tmp_path / "ops.csv"
+        path.write_text("rank,kind,stage,microbatch,start_ns,end_ns\n0,F,0,0,0,10\n0,B,0,0,10,30\n")
+    load([path], cache=False)
+    assert during[0] == num_files
