@@ -178,7 +178,7 @@ def _posted(ops: Slice, messages: Slice, launches: Launches | None) -> Slice | s
     by_step = {name: column.reshape(len(size), -1) for name, column in columns.items()}
     if any((rows != rows[0]).any() for rows in by_step.values()):
         return OTHER_ORDERS
-    return Slice({name: rows[0] for name, rows in by_step.items()})
+    return Slice({name: rows[0].copy() for name, rows in by_step.items()})
 
 
 def _codes(messages: Slice) -> Int64:
