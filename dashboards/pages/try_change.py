@@ -65,7 +65,8 @@ def layout(loaded: Loaded, note: str, query: Query = NOTHING) -> list[Node]:
 
 def field(name: str) -> str:
     """The id of a field; those of numbers begin as those of the schedules page do."""
-    return f"plan-try-{name}" if name in _WHOLE or name in _TIMES else f"try-{name}"
+    is_number = FORM[name].takes in (Value.WHOLE, Value.TIMES, Value.SHARE)
+    return f"plan-try-{name}" if is_number else f"try-{name}"
 
 
 def _slider(name: str) -> str:

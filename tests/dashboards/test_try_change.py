@@ -10,10 +10,12 @@ import pytest
 import dashboards.answers
 from dashboards.answers import Answers
 from dashboards.app import create_app
+from dashboards.pages.try_change import field
 from dashboards.store import Store
 from dashboards.wishes import FIELDS
+from pptrace.api.options import Value
 from pptrace.api.whatif import Predictions
-from pptrace.api.wishes import Wishes
+from pptrace.api.wishes import FORM, Wishes
 from pptrace.errors import UsageError
 from tests.dashboards.attacker import CALLBACK, SECRET
 from tests.support.programs import SAMPLES
@@ -23,15 +25,11 @@ RUN = SAMPLES / "uneven_p4"
 
 def verify(client: Any, clicks: Any = 1, address: str = "127.0.0.1", **form: Any) -> Any:
     """Click *Verify*, with these fields filled in."""
-    numbers = ("chunks", "microbatches", "microbatch_size", "link_speed")
-    fields = [f"plan-try-{name}" if name in numbers else f"try-{name}" for name in FIELDS]
     asked = {
         "output": "try-verified.children",
         "outputs": {"id": "try-verified", "property": "children"},
         "inputs": [{"id": "try-verify", "property": "n_clicks", "value": clicks}],
-        "state": [
-            {"id": id, "property": "value", "value": form.get(name)} for id, name in zip(fields, FIELDS, strict=True)
-        ],
+        "state": [{"id": field(name), "property": "value", "value": form.get(name)} for name in FIELDS],
         "changedPropIds": ["try-verify.n_clicks"],
     }
     headers = {"Authorization": f"Bearer {SECRET}"}
@@ -42,6 +40,23 @@ def test_a_change_is_run_in_real_processes() -> None:
     answer = verify(create_app([SAMPLES / "1f1b_p2"]).server.test_client(), schedule="gpipe").text
     assert "ms in real processes, the median of five steps" in answer, answer
     assert "were predicted (" in answer, answer
+
+
+TYPED = {Value.WHOLE: 2, Value.TIMES: 2.5, Value.SHARE: 0.5, Value.SPLIT: "1,1", Value.FLAG: "yes"}
+"""What a browser sends of the fields of each type; a schedule is a text."""
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_field_may_have_a_value_of_its_type(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(self: Answers, wishes: Wishes, _most_s: float) -> Any:
+        raise UsageError(f"{getattr(wishes, FORM[name].name)} is asked for")
+
+    monkeypatch.setattr(Answers, "verified", asked)
+    typed = TYPED.get(FORM[name].takes, "gpipe")
+    answer = verify(create_app([RUN]).server.test_client(), **{name: typed})
+    assert answer.status_code == 200, answer.text
+    assert "None is asked for" not in answer.text
+    assert "is asked for" in answer.text
 
 
 def test_nothing_is_run_until_it_is_asked_for() -> None:
