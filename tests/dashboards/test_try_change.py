@@ -43,7 +43,7 @@ def test_a_change_is_run_in_real_processes() -> None:
 
 
 TYPED = {Value.WHOLE: 2, Value.TIMES: 2.5, Value.SHARE: 0.5, Value.SPLIT: "1,1", Value.FLAG: "yes"}
-"""What a browser sends of the fields of each type; a schedule is a text."""
+"""Values as a browser sends them, by the type of their field; a schedule is a text."""
 
 
 @pytest.mark.parametrize("name", FIELDS)

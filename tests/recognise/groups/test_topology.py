@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pptrace.axes import MESH_ORDER
+from pptrace.axes import MESH_ORDER, WITHIN_STAGE
 from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.model.tables import CALLS
 from pptrace.model.traces import Category
@@ -492,5 +492,5 @@ def test_some_ranks_of_one_pipeline_are_no_replicas(members: Sequence[int], axis
     groups = find_groups(calls, {rank: {"world_size": world} for rank in calls}, dict.fromkeys(calls, 1))
     assert groups.pipelines == tuple(tuple(range(first, first + 4)) for first in range(0, world, 4))
     assert {group_axis for group, group_axis in groups.axes.items() if len(group.ranks) == len(members)} == {axis}
-    assert groups.sizes == {"pp": 4} | (dict.fromkeys(("tp", "cp", "dp"), 1) if replicas == 1 else {})
+    assert groups.sizes == {"pp": 4} | (dict.fromkeys(WITHIN_STAGE, 1) if replicas == 1 else {})
     assert not any("multiply up" in line for line in groups.evidence)
