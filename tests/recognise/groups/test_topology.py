@@ -461,6 +461,18 @@ def test_a_group_that_cannot_tile_the_ranks_is_no_axis(last: int, axis: str) -> 
     assert set(groups.axes.values()) == {axis}
 
 
+def test_a_group_without_a_call_has_no_axis_where_calls_were_recorded() -> None:
+    """Its ranks alone do not tell: neighbours may be replicas."""
+    facts = facts_of_groups(4, [(0, 1), (2, 3), (0, 2), (1, 3)])
+    calls = {
+        rank: table_of(CALLS, [row_of("all_reduce", 3 + rank % 2, (rank % 2, rank % 2 + 2))], number=-1)
+        for rank in facts
+    }
+    groups = find_groups(calls, facts, dict.fromkeys(facts, 1))
+    assert {axis for group, axis in groups.axes.items() if group.ranks in ((0, 1), (2, 3))} == {"unknown"}
+    assert "tp" not in groups.sizes
+
+
 def row_of(kind: str, name: int, ranks: Sequence[int], peer: int = -1) -> dict[str, object]:
     columns = {"kind": kind, "peer": peer, "local_peer": -1, "bytes": 4096, "clock": "host", "backward": 0}
     return columns | group_columns(name, ranks)
