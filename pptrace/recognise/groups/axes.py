@@ -265,7 +265,8 @@ def _axes(
         smallest = min((group.size for group in along), default=0)
         pipelines = [group for group in along if group.size == smallest]
         assignments.assign(pipelines, "pp", "the messages between its neighbours")
-    if not any(any(use.kinds.values()) for use in uses.values()):  # else calls were recorded, and these groups have none
+    # Where calls were recorded, groups without any are of no axis that their ranks alone could tell.
+    if not any(any(use.kinds.values()) for use in uses.values()):
         _assign_by_rank_lists(assignments, [family for family in unused if not axes.keys() & family], world)
     _assign_world(assignments, world_groups, uses)
     for group in uses:
