@@ -173,7 +173,7 @@ def test_with_kernels_missing_everywhere_nothing_is_known_but_clocks_of_one_host
     assert all(step.span_ns is None and step.parts is None for step in report.steps)
     assert not report.findings
     assert report.clock.method == undamaged.clock.method
-    assert "device work is missing in the traces" in report.verdict
+    assert "ops or kernels are missing in the traces" in report.verdict
     assert report.recording.predicted_step_ns is None
     assert report.recording.reason == "kernels are missing in the traces"
 

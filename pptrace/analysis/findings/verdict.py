@@ -215,8 +215,7 @@ def _sentence(report: Report) -> str:
     if step.span_ns is None:
         number = "1 step was" if len(steps) == 1 else f"{len(steps)} steps were"
         lacks_work = any(rank.compute_ns is None for rank in step.ranks)
-        what = "device work is missing" if step.has_devices else "ops of the plan are missing"
-        why = f"{what} in the traces" if lacks_work else "the ranks' clocks cannot be compared"
+        why = "ops or kernels are missing in the traces" if lacks_work else "the ranks' clocks cannot be compared"
         return f"{number} recognised; how long is not known, because {why}."
     length = _length(report, step)
     if parts := step.parts:
