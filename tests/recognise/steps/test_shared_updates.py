@@ -15,6 +15,7 @@ from pptrace.recognise.steps.shared_updates import line_of_updates
         ({0: (1, 2, 3)}, False),
         ({0: (1, 3, 4)}, False),
         ({0: (3,)}, False),
+        ({0: (1, 3)}, False),
         ({}, False),
     ],
 )
@@ -26,3 +27,10 @@ def test_calls_of_a_schedule_that_share_an_update_are_said_to_be_no_updates(
     lines = line_of_updates(pd.DataFrame(rows, columns=["rank", "step", "kind"]))
     assert [text for text in lines if "an update takes 2 of them" in text] == list(lines)
     assert bool(lines) is line
+
+
+def test_steps_are_counted_that_are_recorded_and_train() -> None:
+    """A profiler may record each third step, and calls that evaluate may lie between those that train."""
+    rows = [(0, step, kind) for step in (2, 5, 8, 11) for kind in ("F", "B", "OPTIMIZER")]
+    rows += [(0, step, "F") for step in (3, 6, 9)]
+    assert line_of_updates(pd.DataFrame(rows, columns=["rank", "step", "kind"])) == ()
