@@ -96,23 +96,26 @@ def _match_jointly(ranks: Sequence[RecognisedRank], separated: Separated, groups
     pipelines, cut = _match_complete_steps(separated.evidence, lambda parts: _find_pipelines(parts, groups, num_ranks))
     if isinstance(pipelines, MismatchError):
         raise pipelines
-    steps = [_in_steps(match, ranks) for match in pipelines]
+    steps = _in_steps(pipelines, ranks)
     matched = with_matches(ranks, steps, separated.one_way)
     chains = tuple(match.chain for match in pipelines)
     return JointMatch(matched, chains, (*_notes(pipelines, steps, matched), *separated.lines, *cut))
 
 
-def _in_steps(match: Match, ranks: Sequence[RecognisedRank]) -> Match:
-    """The match with the runs of each step as one: those in one numbered range of a step or, where no rank has any, between
+def _in_steps(matches: Sequence[Match], ranks: Sequence[RecognisedRank]) -> list[Match]:
+    """The matches with the runs of each step as one: those in one numbered range of a step or, where no rank has any, between
     which no optimizer runs.
     """
     hosts = {recognised.number: recognised.host for recognised in ranks}
-    of_chain = [hosts[rank] for rank in match.chain]
-    ranges = [host[(host["what"] == What.STEP.value) & (host["number"] >= 0)] for host in of_chain]
-    if any(map(len, ranges)):
-        return in_steps(match, [np.sort(of_rank[["start_ns", "end_ns"]].to_numpy().ravel()) for of_rank in ranges])
-    updates = [host.loc[host["what"] == What.OPTIMIZER.value, "start_ns"].to_numpy() for host in of_chain]
-    return in_steps(match, updates, are_updates=True)
+    hosts = {rank: hosts[rank] for match in matches for rank in match.chain}
+    ranges = {rank: host[(host["what"] == What.STEP.value) & (host["number"] >= 0)] for rank, host in hosts.items()}
+    if any(map(len, ranges.values())):
+        times = {rank: np.sort(of_rank[["start_ns", "end_ns"]].to_numpy().ravel()) for rank, of_rank in ranges.items()}
+        return in_steps(matches, times)
+    updates = {
+        rank: host.loc[host["what"] == What.OPTIMIZER.value, "start_ns"].to_numpy() for rank, host in hosts.items()
+    }
+    return in_steps(matches, updates, are_updates=True)
 
 
 def _match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evidence]) -> JointMatch:
@@ -134,7 +137,7 @@ def _match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Ev
         who = f"rank {next(iter(evidence))}" if len(evidence) == 1 else "each rank"
         line = f"no forwards and backwards of {who} are certain without the other ranks' traces: {match}"
         return JointMatch(tuple(ranks), notes=(line,), refused=frozenset(evidence))
-    match = _in_steps(match, ranks)
+    (match,) = _in_steps([match], ranks)
     sizes = sorted(set(match.sizes))
     outside = sorted(_num_operators_outside_ops(by_rank[of_rank.rank], of_rank) for of_rank in match.ranks)
     where = "" if len(match.ranks) == 1 else "on each rank "
@@ -351,15 +354,16 @@ def _notes(matches: Sequence[Match], steps: Sequence[Match], ranks: Sequence[Rec
         chain = match.chain
         is_range = chain == tuple(range(chain[0], chain[-1] + 1))
         of_chain = f"{chain[0]} to {chain[-1]}" if is_range else listed(chain)
-        runs = f"{len(match.sizes)} runs of " if len(match.sizes) > len(of_steps.sizes) else ""
+        what = f"{match.plan.name} with {_from_to(sizes)} microbatches"
+        has_more = len(match.sizes) > len(of_steps.sizes)
+        runs = f", in all {len(match.sizes)} runs of {what}," if has_more else f" of {what}"
         num_others = sum(
             len(left) for of_rank in match.ranks for (_, kind), left in of_rank.others.items() if kind == "send"
         )
         others = f" but {num_others} that no backward follows" if num_others else ""
         yield (
-            f"ranks {of_chain}: {counted(len(of_steps.sizes), 'step')} of {runs}{match.plan.name} with {_from_to(sizes)} "
-            f"microbatches explain all messages between them{others} and all that autograd's engine ran; "
-            f"{counted(num_outside, 'operator')} of their threads belong to no op"
+            f"ranks {of_chain}: {counted(len(of_steps.sizes), 'step')}{runs} explain all messages between them{others} and all "
+            f"that autograd's engine ran; {counted(num_outside, 'operator')} of their threads belong to no op"
         )
     if not all(match.is_behind_known for match in matches):
         yield "the microbatches of the backwards are unknown: backwards are assumed to run in the order of the forwards"

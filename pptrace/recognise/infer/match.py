@@ -77,25 +77,31 @@ class Match(Struct, frozen=True):
         return run, np.arange(len(run)) - self.firsts[run]
 
 
-def in_steps(match: Match, ends: Sequence[Int64], are_updates: bool = False) -> Match:
-    """The match with runs between which no step ends on any rank as one, as where gradients are accumulated over several.
+def in_steps(matches: Sequence[Match], ends: Mapping[int, Int64], are_updates: bool = False) -> list[Match]:
+    """The matches with runs between which no step ends on any rank as one, as where gradients are accumulated over several: as
+    they are where pipelines differ in their number of runs.
 
     Args:
-        ends: when ranges of steps began and ended in turn, by rank of the match; ranks without any do not tell.
+        ends: by rank, when ranges of steps began and ended in turn; ranks without any do not tell.
         are_updates: whether these are the times of updates, of which one may be left out (as where gradients overflow): they
-            tell steps if as many runs are before each.
+            tell steps if as many runs are before each, and behind the last: a trace may begin or end within a step.
     """
-    firsts = [of_rank.forwards.start_ns[match.firsts] for of_rank in match.ranks]
-    numbers = [np.searchsorted(times, first) for times, first in zip(ends, firsts, strict=True) if len(times)]
-    if not numbers or not match.sizes:
-        return match
+    numbers = [
+        np.searchsorted(ends[of_rank.rank], of_rank.forwards.start_ns[match.firsts])
+        for match in matches
+        for of_rank in match.ranks
+        if len(ends[of_rank.rank])
+    ]
+    num_runs = {len(match.sizes) for match in matches}
+    if not numbers or len(num_runs) > 1 or 0 in num_runs:
+        return list(matches)
     ran = np.array(numbers)
     is_outside = False if are_updates else ran[:, 1:] % 2 == 0
     begins = np.append(0, np.flatnonzero(np.any((np.diff(ran) > 0) | is_outside, axis=0)) + 1)
-    whole = np.diff(begins)  # but for the last, which the trace may end within
-    if are_updates and (len(whole) < 2 or (whole != whole[0]).any() or len(match.sizes) - begins[-1] > whole[0]):
-        return match
-    return replace(match, sizes=tuple(np.add.reduceat(match.sizes, begins).tolist()))
+    num_before = np.diff(np.append(begins, ran.shape[1]))
+    if are_updates and (len(begins) < 3 or (num_before != num_before[0]).any()):
+        return list(matches)
+    return [replace(match, sizes=tuple(np.add.reduceat(match.sizes, begins).tolist())) for match in matches]
 
 
 class Outputs(Struct, frozen=True):

@@ -35,7 +35,8 @@ def separations(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
 
     Neighbours in a pipeline that trains send both ways. So what goes from one rank to another and never back is of no op. Between
     neighbours the same may hold for messages of one size, such as losses next to gradients; or each output has a tensor without
-    a gradient. Nothing is left out where a message names no peer or, of these, no size, or where all go one way.
+    a gradient. Nothing is left out where a message names no peer or, of these, no size, or where all go one way. A first
+    stage's forward begins behind what came one way, or has it in its middle.
     """
     links = _links_of(evidence)
     if any(peer < 0 for link in links for peer in link[:2]):
@@ -49,9 +50,22 @@ def separations(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
     answered = {link[:2] for link in links if (link[1], link[0], link[2]) in links}
     sizes = [link for link in links if link[:2] in answered and (link[1], link[0], link[2]) not in links]
     if not sizes or min(link[2] for link in links) < 0:
-        return (by_peer,)
+        return _with_inputs_in_ops(by_peer)
     more = _lines("messages of a size that never comes back", links, sizes, f" of {sizes[0][2]} bytes")
-    return by_peer, _with_outsiders(evidence, _without(evidence, [*unanswered, *sizes], (*lines, *more)))
+    return _with_inputs_in_ops(
+        by_peer, _with_outsiders(evidence, _without(evidence, [*unanswered, *sizes], (*lines, *more)))
+    )
+
+
+def _with_inputs_in_ops(*ways: Separated) -> tuple[Separated, ...]:
+    """The ways, and behind them the same where messages of no op part nothing."""
+    return *ways, *(
+        replace(
+            way, evidence={rank: replace(of_rank, inputs=of_rank.inputs[:0]) for rank, of_rank in way.evidence.items()}
+        )
+        for way in ways
+        if any(len(of_rank.inputs) for of_rank in way.evidence.values())
+    )
 
 
 def _with_outsiders(evidence: Mapping[int, Evidence], separated: Separated) -> Separated:

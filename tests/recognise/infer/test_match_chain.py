@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from msgspec.structs import replace
 
 from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS
 from pptrace.model.traces import Category, Trace
+from pptrace.recognise.infer.match import Match, RankMatch, in_steps
+from pptrace.recognise.infer.rank_order import Ops
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
@@ -37,7 +40,7 @@ class Program:
     accumulate ``gradients`` of "parameters", or of "inputs" as well. ``runs_again``: the second backward runs the nodes of the
     first once more. ``numbered``: the steps around which the profiler's range lies, from number 5 on.
     An optimizer runs, or a step's range ends (``step_ranges``), after as many ``runs`` of the plan. ``feeder``: one rank more
-    sends the first one its inputs, as a frozen stage does.
+    sends the first one its inputs, as a frozen stage does, ``late_input``: that are read in the middle of a forward.
     No optimizer runs after the run ``skipped``.
     """
 
@@ -63,6 +66,7 @@ class Program:
     runs: int = 1
     step_ranges: bool = False
     feeder: bool = False
+    late_input: bool = False
     skipped: int = -1
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
@@ -123,14 +127,18 @@ class _Rank:
     def op(self, kind: Kind, step: int, microbatch: int, start: int) -> None:
         """Few operators, of which a backward may have one alone; around them what an op does not consist of."""
         self.maybe_noise(start + 100, 8)
-        if kind is Kind.F and self.program.feeder and not self.place:
+        is_fed = kind is Kind.F and self.program.feeder and not self.place
+        if is_fed and not self.program.late_input:
             self.operator("aten::normal_", start + 100, start + 150)  # what is received is made first
             self.tensor("c10d::recv_", "gloo:recv", self.program.plan.pp, start + 200, start + 1700)
         name = "aten::mm" if kind is Kind.F else NODE.format("Mm")
         count = 1 if self.random.random() < 0.3 and kind is not Kind.F else 3
         if kind is Kind.F:
             self.made[microbatch] = self.next_number
-            self.next_number += 3
+            self.next_number += 1
+            if is_fed and self.program.late_input:
+                self.tensor("c10d::recv_", "gloo:recv", self.program.plan.pp, start + 3920, start + 3990)
+            self.next_number += 2
         first = self.made[0 if self.program.runs_again and microbatch == 1 else microbatch]
         for index in range(count):
             number = -1 if kind is Kind.F else first + 2 - index
@@ -301,7 +309,28 @@ def test_runs_until_an_optimizer_or_the_end_of_a_range_are_one_step(name: str, o
     assert any(
         f"each step runs {name} 2 times, one after the other, with 4 microbatches each" in line for line in run.warnings
     )
-    assert any(f"3 steps of 6 runs of {name} with 4 microbatches" in line for line in run.warnings)
+    assert any(f"3 steps, in all 6 runs of {name} with 4 microbatches," in line for line in run.warnings)
+
+
+def test_updates_tell_no_steps_of_a_trace_that_ends_within_one() -> None:
+    run = recognise(Program(build("1f1b", 3, 4), 7, runs=2).traces())
+    assert set(run.ops.loc[run.ops["kind"].isin(COMPUTE_KINDS), "step"]) == set(range(7))
+    assert run.schedule.name == "1f1b"
+
+
+def test_updates_on_the_ranks_of_one_pipeline_tell_the_steps_of_all() -> None:
+    """As where the optimizer runs on one replica, which sends its weights to the others."""
+
+    def match_of(rank: int, sizes: tuple[int, ...]) -> Match:
+        starts = np.arange(sum(sizes)) * 10 + rank
+        ops = Ops(starts, starts + 1, starts, starts + 5)
+        return Match((RankMatch(rank, 0, ops, ops, {}, {}, {}),), sizes, np.arange(sum(sizes)))
+
+    ends = {0: np.array([38, 78, 118]), 1: np.zeros(0, dtype=np.int64)}
+    in_two = in_steps([match_of(0, (2,) * 6), match_of(1, (2,) * 6)], ends, are_updates=True)
+    assert [match.sizes for match in in_two] == [(4, 4, 4)] * 2
+    unlike = [match_of(0, (2,) * 6), match_of(1, (3,) * 4)]
+    assert in_steps(unlike, ends, are_updates=True) == unlike
 
 
 @pytest.mark.parametrize("skipped", [0, 1, 3, 5])
@@ -312,10 +341,13 @@ def test_an_update_that_is_left_out_makes_no_step_longer(skipped: int) -> None:
     assert run.schedule.name == "1f1b"
 
 
+@pytest.mark.parametrize("late_input", [False, True])
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
-def test_a_first_stage_does_not_begin_before_an_input_that_no_gradient_answers(name: str) -> None:
-    """A stage with frozen weights runs no backward: what it sends is of no op, and waiting for it is no forward."""
-    program = Program(build(name, 3, 5), 3, feeder=True)
+def test_a_first_stage_does_not_begin_before_an_input_that_no_gradient_answers(name: str, late_input: bool) -> None:
+    """A stage with frozen weights runs no backward: what it sends is of no op, and waiting for it is no forward. An input in the
+    middle of a forward parts nothing.
+    """
+    program = Program(build(name, 3, 5), 3, feeder=True, late_input=late_input)
     run = recognise(program.traces())
     assert check_never_wrong(program, run) == len(program.truth)
     forwards = run.ops[(run.ops["kind"] == "F") & (run.ops["rank"] == 0)]
