@@ -11,7 +11,7 @@ import pandas as pd
 from msgspec.structs import replace
 
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import COMMS, OPS, empty_table
+from pptrace.model.tables import COMMS, MESSAGES, OPS, empty_table
 from pptrace.model.traces import Events, Trace
 from pptrace.model.wording import counted
 from pptrace.recognise.labels import Label
@@ -37,6 +37,7 @@ from pptrace.recognise.ops.label_columns import (
 from pptrace.recognise.ops.label_rows import spans_table, tables_of_labels
 from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables, num_outside_steps, spans_of_steps
 from pptrace.schedule.actions import Kind
+from pptrace.slices import rows_among
 
 
 def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> RankTables | None:
@@ -49,7 +50,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     """
     labelled = labelled_ranges(trace.events)
     framework = trace.framework or framework_of(labelled) or "unlabelled"
-    ops_with_labels = _with_losses(labelled_ops(labelled), framework)
+    ops_with_labels = _with_losses(labelled_ops(labelled), framework, calls)
     launches = LaunchIndex(work)
     others = labelled.where(~labelled.is_op)
     is_counted = others.is_message & ~others.names_microbatch
@@ -90,8 +91,12 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     return RankTables(framework, ops, comms, evidence)
 
 
-def _with_losses(ops: Ranges, framework: str) -> Ranges:
-    """The ranges of ops; those of torch's GPipe, whose forwards end before their loss, up to the next op of the pass."""
+def _with_losses(ops: Ranges, framework: str, calls: pd.DataFrame) -> Ranges:
+    """The ranges of ops; those of torch's GPipe, whose forwards end before their loss, up to the next op of the pass.
+
+    Where a forward sends on, or a message is posted behind one, labels are of another stage, or of a loop by hand that may do
+    anything between them: there they are ops.
+    """
     actions = ops.actions()
     if framework != TORCH or len(actions["range"]) < len(ops) or (actions["stage"] >= 0).any():
         return ops
@@ -104,9 +109,12 @@ def _with_losses(ops: Ranges, framework: str) -> Ranges:
     )
     is_forward = kind == Kind.F.code
     follows = (thread[1:] == thread[:-1]) & is_forward[:-1] & (~is_forward[1:] | (microbatch[1:] > microbatch[:-1]))
-    ends = ops.end_ns.copy()
-    before = order[:-1][follows]
-    ends[before] = np.maximum(ends[before], starts[1:][follows])
+    before, next_ns, ends = order[:-1][follows], starts[1:][follows], ops.end_ns.copy()
+    for kinds, begin_ns in ((("send",), ops.start_ns), (MESSAGES, ends)):
+        posts = np.sort(calls.loc[rows_among(calls["kind"], kinds), "host_ns"])
+        if (np.searchsorted(posts, begin_ns[before]) < np.searchsorted(posts, next_ns)).any():
+            return ops
+    ends[before] = np.maximum(ends[before], next_ns)
     return replace(ops, end_ns=ends)
 
 

@@ -66,3 +66,14 @@ def test_ranges_that_name_the_stage_have_the_loss_in_them() -> None:
     events = last_stage(labels, False)
     events.append(Event(Category.CPU_OP, "aten::zero_", START + 120, START + 140, thread=MAIN_THREAD))
     assert {length for kind, length in lengths(events) if kind == "F"} == {20}
+
+
+@pytest.mark.parametrize(("name", "at"), [("send", 40), ("send", 110), ("recv", 110), ("recv", 40)])
+def test_labels_of_other_stages_and_of_loops_by_hand_are_ops(name: str, at: int) -> None:
+    """A forward that sends on has no loss behind it; with messages between labels, so may anything else be."""
+    events = last_stage(PASS, True)
+    events.append(Event(Category.ANNOTATION, f"gloo:{name}", START + at, START + at + 5, thread=MAIN_THREAD))
+    operator = {"send": "c10d::send", "recv": "c10d::recv_"}[name]
+    events.append(Event(Category.CPU_OP, operator, START + at, START + at + 2, thread=MAIN_THREAD))
+    is_of_last = (name, at) == ("recv", 40)
+    assert {length for kind, length in lengths(events) if kind == "F"} == {130 if is_of_last else 20}
