@@ -223,7 +223,13 @@ def _recognised_rank(
         spans = table[~rows_among(table["kind"], ("STEP",)) & are_inside].reset_index(drop=True)
         repeats = replace(repeats, spans=spans)
     return RecognisedRank(
-        trace.info, framework, *recognised, capturing=capturing, repeats=repeats, step_ranges=step_ranges
+        trace.info,
+        framework,
+        *recognised,
+        capturing=capturing,
+        repeats=repeats,
+        step_ranges=step_ranges,
+        run_sizes=tables.run_sizes,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -26,9 +28,10 @@ class RecognisedRank(Struct, frozen=True):
     (schema :data:`~pptrace.model.tables.HOST_ORDER`), ``is_paired`` whether autograd's numbers tell which forward each backward
     of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it. ``host_work`` is the set of
     times at which the host computed, of a rank without device events and without labelled forwards and backwards.
-    ``by_gaps`` as in :class:`~pptrace.recognise.ops.label_steps.RankTables`. ``recording`` is what recording did to the rank.
-    ``capturing`` are the numbers of steps in which a CUDA graph was captured, ``repeats`` the steps of a rank without any from
-    what repeats, also where ranges that the script numbers are steps: ``step_ranges`` names the first and the last of these.
+    ``by_gaps`` and ``run_sizes`` as in :class:`~pptrace.recognise.ops.label_steps.RankTables`. ``recording`` is what recording
+    did to the rank. ``capturing`` are the numbers of steps in which a CUDA graph was captured, ``repeats`` the steps of a rank
+    without any from what repeats, also where ranges that the script numbers are steps: ``step_ranges`` names the first and the
+    last of these.
     """
 
     info: TraceInfo
@@ -47,6 +50,7 @@ class RecognisedRank(Struct, frozen=True):
     capturing: tuple[int, ...] = ()
     repeats: RepeatedSteps = field(default_factory=RepeatedSteps)
     step_ranges: str = ""
+    run_sizes: Mapping[int, int] = {}
 
     @property
     def number(self) -> int:
@@ -71,6 +75,7 @@ class RecognisedRank(Struct, frozen=True):
             comms=concat_tables([self.comms, later.comms]),
             memory=concat_tables([self.memory, later.memory]),
             warnings=(*self.warnings, *later.warnings),
+            run_sizes={**later.run_sizes, **self.run_sizes},
         )
 
     def without_inferred(self) -> RecognisedRank:

@@ -44,6 +44,7 @@ from pptrace.recognise.rank import (
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.recognise.steps.common_steps import (
+    with_common_runs,
     with_common_steps,
     with_recorded_steps,
     with_repeated_steps,
@@ -98,7 +99,7 @@ def recognise_ranks(
     ranks, step_ranges = with_step_ranges_of_most(ranks)
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
-    ranks, peers = _with_peers(ranks)
+    ranks, peers = _with_peers(with_common_runs(ranks))
     located = _located_by_broadcasts(ranks, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())

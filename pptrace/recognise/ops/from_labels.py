@@ -87,8 +87,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
         if inferred.is_message.any():
             others = others.where(~others.is_message)
     ranges = Ranges.joined([ops_with_labels, others, inferred])
-    ops, comms, evidence = _tables(trace.events, ranges, evidence, source, launches, calls)
-    return RankTables(framework, ops, comms, evidence)
+    return _tables(framework, trace.events, ranges, evidence, source, launches, calls)
 
 
 def _with_losses(ops: Ranges, framework: str, calls: pd.DataFrame) -> Ranges:
@@ -142,19 +141,19 @@ def _by_gaps(
     if not ops_between:
         return RankTables(framework, empty_table(OPS), empty_table(COMMS), evidence)
     ranges = Ranges.joined([Ranges.of(ops_between), labelled.where(~labelled.is_op)])
-    ops, comms, evidence = _tables(trace.events, ranges, evidence, "inferred", launches, calls)
-    return RankTables(framework, ops, comms, evidence, by_gaps=True)
+    return replace(_tables(framework, trace.events, ranges, evidence, "inferred", launches, calls), by_gaps=True)
 
 
 def _tables(
+    framework: str,
     events: Events,
     ranges: Ranges,
     evidence: tuple[str, ...],
     source: str,
     launches: LaunchIndex,
     calls: pd.DataFrame,
-) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
-    """OPS, COMMS and warnings from ranges that still lack their steps and microbatches."""
+) -> RankTables:
+    """Tables from ranges that still lack their steps and microbatches."""
     ranges, skipped = without_evaluations(events, ranges, launches)
     phases = LabelledPhases(ranges)
     if not ranges.has_span("STEP", "OPTIMIZER").any():
@@ -168,8 +167,9 @@ def _tables(
     if num_outside := num_outside_steps(ranges, stepped):
         what = "evaluation, or steps whose beginning is not in the trace"
         evidence = (*evidence, f"left out {counted(num_outside, 'op')} outside all ranges of steps: {what}")
-    tables = tables_of_labels(with_microbatches(stepped), source, launches, events, calls, phases)
-    return *tables, (*evidence, *skipped)
+    labelled = with_microbatches(stepped)
+    tables = tables_of_labels(labelled, source, launches, events, calls, phases)
+    return RankTables(framework, *tables, (*evidence, *skipped), run_sizes=labelled.run_sizes)
 
 
 def _inference(events: Events, labelled: Ranges) -> Inference:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from msgspec import Struct
@@ -22,11 +24,13 @@ class LabelledActions(Struct, frozen=True):
     """The ranges of all steps, step by step, and their actions.
 
     ``actions`` has the columns of :attr:`~pptrace.recognise.ops.label_columns.LabelTable.actions`, the ``range`` and the ``step``
-    of each. Where a range holds n ops of equal weight, each has its ``part`` and ``parts`` = n.
+    of each. Where a range holds n ops of equal weight, each has its ``part`` and ``parts`` = n. ``run_sizes`` are the
+    microbatches of each run of a schedule, by step, where a step has several.
     """
 
     ranges: Ranges
     actions: Slice
+    run_sizes: Mapping[int, int] = {}
 
     def in_time_order(self) -> Slice:
         """The actions by the starts of their ranges, and by their parts within one."""
@@ -59,12 +63,12 @@ def with_microbatches(ranges: Ranges) -> LabelledActions:
     unsplit = {"part": np.zeros(len(actions), dtype=np.int64), "parts": np.ones(len(actions), dtype=np.int64)}
     actions = actions.with_columns({"step": ranges.step[actions["range"]], **unsplit})
     actions = _with_weights(ranges, _with_microbatches(ranges, actions))
-    return LabelledActions(ranges, _with_runs(_split_backward(actions)))
+    return LabelledActions(ranges, *_with_runs(_split_backward(actions)))
 
 
-def _with_runs(actions: Slice) -> Slice:
-    """Microbatches numbered on through the runs of a step: labels count those of each call of a schedule from 0, of which a step
-    that accumulates gradients has several.
+def _with_runs(actions: Slice) -> tuple[Slice, Mapping[int, int]]:
+    """(actions with microbatches numbered on through the runs of a step, the microbatches of each run by step): labels count
+    those of each call of a schedule from 0, of which a step that accumulates gradients has several.
 
     Nothing is numbered in a step whose ops do not all run equally often, as where some are recomputed, nor in one with
     overlapped pairs.
@@ -77,14 +81,17 @@ def _with_runs(actions: Slice) -> Slice:
     has_pairs = counts.index.isin(table.loc[actions["second_kind"] >= 0, "step"].unique())
     runs = counts.loc[(counts["min"] == counts["max"]) & (counts["max"] > 1) & ~has_pairs, "max"]
     if not len(runs):
-        return actions
+        return actions, {}
+    sizes = ops.groupby("step")["microbatch"].max()[runs.index] + 1
     chosen = table[is_known & table["step"].isin(runs.index)]
     same = chosen.groupby(list(names))["step"]
     each = same.transform("size") // chosen["step"].map(runs)  # a microbatch may send several tensors
-    shift = same.cumcount() // each.clip(lower=1) * chosen["step"].map(ops.groupby("step")["microbatch"].max() + 1)
+    shift = same.cumcount() // each.clip(lower=1) * chosen["step"].map(sizes)
     microbatch = actions["microbatch"].copy()
     microbatch[chosen.index] += shift.to_numpy(dtype=np.int64)
-    return actions.with_columns({"microbatch": microbatch})
+    return actions.with_columns({"microbatch": microbatch}), dict(
+        zip(sizes.index.tolist(), sizes.tolist(), strict=True)
+    )
 
 
 def num_sequences(ranges: Ranges) -> int:

@@ -4,6 +4,8 @@ and the device work launched inside a host range.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from msgspec import Struct
@@ -138,6 +140,7 @@ class RankTables(Struct, frozen=True):
     ``framework``.
 
     ``by_gaps``: the ops are what lies between messages (:mod:`pptrace.recognise.ops.infer_between_messages`).
+    ``run_sizes`` as in :class:`~pptrace.recognise.ops.label_actions.LabelledActions`.
     """
 
     framework: str
@@ -145,6 +148,7 @@ class RankTables(Struct, frozen=True):
     comms: pd.DataFrame
     warnings: tuple[str, ...] = ()
     by_gaps: bool = False
+    run_sizes: Mapping[int, int] = {}
 
     def joined_with(self, others: RankTables | None) -> RankTables:
         """Add the ops and messages of other tables, and their spans of kinds that these lack."""
@@ -157,6 +161,7 @@ class RankTables(Struct, frozen=True):
             concat_tables([self.comms, others.comms]),
             (*self.warnings, *others.warnings),
             others.by_gaps,
+            {**others.run_sizes, **self.run_sizes},
         )
 
 

@@ -96,7 +96,7 @@ def only_forwards(step: MeasuredStep) -> bool:
 def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshInfo) -> ScheduleInfo:
     """The plan that the most complete step follows, else the closest of the registry, else that step's own order."""
     best = most_complete(measured)
-    if any(len(set(row)) < len(row) for row in best.rows):
+    if _repeats_ops(best):
         line = "no schedule recognised: an op of one microbatch runs twice in a step"
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,))
     plan, problem = _plan_of(best)
@@ -107,7 +107,11 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
         line = f"the run follows {turned.name}, but its backwards run the microbatches in the opposite order"
         return compare_with_plan(turned, PlanSource.RECOGNISED, measured, (line,))
     if plan is not None and (runs := match_runs(plan)):
-        return compare_with_plan(plan, PlanSource.RECOGNISED, measured, (_line_of_runs(runs),))
+        lines = [_line_of_runs(runs)]
+        if repeated := {step.step for step in measured if _repeats_ops(step)}:
+            lines.append(f"step {as_ranges(repeated)} has an op of one microbatch twice: not compared")
+        comparable = [step for step in measured if step.step not in repeated]
+        return compare_with_plan(plan, PlanSource.RECOGNISED, comparable, tuple(lines))
     closest, share = closest_to_step(best, ops, mesh)
     if closest is not None and share >= _MIN_SHARE:
         line = (
@@ -121,6 +125,10 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,))
     line = f"the order of ops matches no known schedule{text}"
     return compare_with_plan(plan, PlanSource.RECOGNISED, measured, (line,))
+
+
+def _repeats_ops(step: MeasuredStep) -> bool:
+    return any(len(set(row)) < len(row) for row in step.rows)
 
 
 def _line_of_runs(runs: Sequence[Plan]) -> str:

@@ -5,7 +5,7 @@ Captures of graphs are no steps, and what repeats is one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -91,6 +91,36 @@ def with_recorded_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
 
 
 _LAUNCHED = "pptrace.trace/1"
+
+
+def with_common_runs(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
+    """Number microbatches from 0 in each run of a step that not all ranks have as often, as where a profiler began within it:
+    which runs are the same is unknown.
+    """
+    if not any(recognised.run_sizes for recognised in ranks):
+        return list(ranks)
+    num_runs: dict[int, set[int]] = {}
+    for recognised in ranks:
+        ops = recognised.ops[rows_among(recognised.ops["kind"], COMPUTE_KINDS) & (recognised.ops["microbatch"] >= 0)]
+        counts = ops.groupby("step")["microbatch"].max() + 1
+        for step, count in zip(counts.index.tolist(), counts.tolist(), strict=True):
+            num_runs.setdefault(step, set()).add(count // recognised.run_sizes.get(step, count))
+
+    def within_runs(table: pd.DataFrame, sizes: Mapping[int, int]) -> pd.DataFrame:
+        size = table["step"].map(sizes)
+        return table.assign(
+            microbatch=table["microbatch"]
+            .where(size.isna() | (table["microbatch"] < 0), table["microbatch"] % size)
+            .astype("int64")
+        )
+
+    unlike = {step for step, runs in num_runs.items() if len(runs) > 1}
+    result = []
+    for recognised in ranks:
+        sizes = {step: size for step, size in recognised.run_sizes.items() if step in unlike}
+        tables = {name: within_runs(getattr(recognised, name), sizes) for name in ("ops", "comms")} if sizes else {}
+        result.append(replace(recognised, **tables))
+    return result
 
 
 def _recorded(recognised: RecognisedRank) -> range | None:

@@ -20,8 +20,10 @@ from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, run_o
 COST = 10_000
 
 
-def labelled(plan: Plan, runs: Sequence[int], lost: str = "") -> list[Trace]:
-    """Traces with torch's labels: ``runs`` of a plan in each step, all but the last of ``lost`` label on rank 0."""
+def labelled(plan: Plan, runs: Sequence[int], lost: str = "", num_late: int = 0) -> list[Trace]:
+    """Traces with torch's labels: ``runs`` of a plan in each step, all but the last of the label ``lost`` and the first
+    ``num_late`` on rank 0.
+    """
     paper = run_on_paper(plan, lambda _: COST, latency=100)
     traces = []
     for rank in range(plan.pp):
@@ -38,6 +40,7 @@ def labelled(plan: Plan, runs: Sequence[int], lost: str = "") -> list[Trace]:
                 at += paper.end + COST
             events.append(Event(Category.ANNOTATION, f"ProfilerStep#{step}", begin - 50, at - 50, thread=MAIN_THREAD))
         same = [event for event in events if event.name == lost and not rank]
+        events = events if rank else events[num_late:]
         traces.append(make_trace([event for event in events if event not in same[:1]], rank))
     return traces
 
@@ -90,3 +93,14 @@ def test_an_op_that_runs_nothing_ends_within_its_run() -> None:
     assert of_inputs["microbatch"].tolist() == list(range(6))
     lengths = (of_inputs["end_ns"] - of_inputs["start_ns"]).tolist()
     assert lengths[:3] == lengths[3:]
+
+
+@pytest.mark.parametrize("num_late", [1, 8])
+def test_runs_that_a_rank_lacks_are_not_taken_for_later_ones(num_late: int) -> None:
+    """A profiler that began within the first run of a step, or behind it, on one of the ranks."""
+    run = recognise(labelled(build("1f1b", 2, 4), [2, 2], num_late=num_late))
+    assert [numbers(run, step) for step in range(2)] == [set(range(4)), set(range(8))]
+    starts = run.comms[run.comms["match"] >= 0].groupby("match")["start_ns"]
+    assert (starts.max() - starts.min()).max() <= COST
+    assert (run.schedule.name, run.schedule.mismatches) == ("custom", ())
+    assert "step 0 has an op of one microbatch twice: not compared" in run.schedule.warnings
