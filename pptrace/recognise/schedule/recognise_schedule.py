@@ -107,7 +107,7 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
         line = f"the run follows {turned.name}, but its backwards run the microbatches in the opposite order"
         return compare_with_plan(turned, PlanSource.RECOGNISED, measured, (line,))
     if plan is not None and (runs := match_runs(plan)):
-        lines = [_line_of_runs(runs)]
+        lines = [_line_of_runs(runs, measured)]
         if repeated := {step.step for step in measured if _repeats_ops(step)}:
             lines.append(f"step {as_ranges(repeated)} has an op of one microbatch twice: not compared")
         comparable = [step for step in measured if step.step not in repeated]
@@ -131,12 +131,14 @@ def _repeats_ops(step: MeasuredStep) -> bool:
     return any(len(set(row)) < len(row) for row in step.rows)
 
 
-def _line_of_runs(runs: Sequence[Plan]) -> str:
+def _line_of_runs(runs: Sequence[Plan], measured: Sequence[MeasuredStep]) -> str:
     names = listed(sorted({run.name for run in runs}))
     sizes = sorted({run.num_microbatches for run in runs})
     size = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    are_alike = len({len(set(row)) for step in measured for row in step.rows}) == 1
+    steps = "each step runs" if are_alike else "the longest steps run"
     return (
-        f"each step runs {names} {len(runs)} times, one after the other, with {size} microbatches each: no schedule with all "
+        f"{steps} {names} {len(runs)} times, one after the other, with {size} microbatches each: no schedule with all "
         "of them"
     )
 
