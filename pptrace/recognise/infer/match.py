@@ -78,8 +78,9 @@ class Match(Struct, frozen=True):
 
 
 def in_steps(matches: Sequence[Match], ends: Mapping[int, Int64], are_updates: bool = False) -> list[Match]:
-    """The matches with runs between which no step ends on any rank as one, as where gradients are accumulated over several: as
-    they are where pipelines differ in their number of runs.
+    """The matches with runs between which no step ends on any rank as one, as where gradients are accumulated over several.
+    What one pipeline tells holds for others with as many runs; of those with more or fewer, each has its steps if these are as
+    many.
 
     Args:
         ends: by rank, when ranges of steps began and ended in turn; ranks without any do not tell.
@@ -93,8 +94,11 @@ def in_steps(matches: Sequence[Match], ends: Mapping[int, Int64], are_updates: b
         if len(ends[of_rank.rank])
     ]
     num_runs = {len(match.sizes) for match in matches}
-    if not numbers or len(num_runs) > 1 or 0 in num_runs:
+    if not numbers or 0 in num_runs:
         return list(matches)
+    if len(num_runs) > 1:
+        apart = [of_one for match in matches for of_one in in_steps([match], ends, are_updates)]
+        return apart if len({len(match.sizes) for match in apart}) == 1 else list(matches)
     ran = np.array(numbers)
     is_outside = False if are_updates else ran[:, 1:] % 2 == 0
     begins = np.append(0, np.flatnonzero(np.any((np.diff(ran) > 0) | is_outside, axis=0)) + 1)

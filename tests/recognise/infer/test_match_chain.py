@@ -331,6 +331,8 @@ def test_updates_on_the_ranks_of_one_pipeline_tell_the_steps_of_all() -> None:
     assert [match.sizes for match in in_two] == [(4, 4, 4)] * 2
     unlike = [match_of(0, (2,) * 6), match_of(1, (3,) * 4)]
     assert in_steps(unlike, ends, are_updates=True) == unlike
+    as_many = in_steps([unlike[0], match_of(1, (3,) * 3)], ends, are_updates=True)
+    assert [match.sizes for match in as_many] == [(4, 4, 4), (3, 3, 3)]
 
 
 @pytest.mark.parametrize("skipped", [0, 1, 3, 5])
