@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -32,6 +33,7 @@ from pptrace.slices import rows_among
 
 _MIN_SHARE = 0.6
 """A run is named after a plan only if at least this share of its ops is in the plan's order."""
+_FEW_STEPS = 4
 
 
 def recognise_schedule(
@@ -99,6 +101,9 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
     if _repeats_ops(best):
         line = "no schedule recognised: an op of one microbatch runs twice in a step"
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,))
+    if differing := _differing_pipelines(measured):
+        line = f"no schedule recognised: pipelines run different numbers of microbatches in step {as_ranges(differing)}"
+        return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,))
     plan, problem = _plan_of(best)
     if plan is not None and plan.name in registry.SCHEDULES:
         return compare_with_plan(plan, PlanSource.RECOGNISED, measured)
@@ -129,6 +134,23 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
 
 def _repeats_ops(step: MeasuredStep) -> bool:
     return any(len(set(row)) < len(row) for row in step.rows)
+
+
+def _differing_pipelines(measured: Sequence[MeasuredStep]) -> list[int]:
+    """The steps whose pipelines have different numbers of ops, if in one of the first each follows a plan of the registry: else
+    they lack ops.
+    """
+    by_step: dict[int, dict[int, MeasuredStep]] = {}
+    for pipeline in measured:
+        by_step.setdefault(pipeline.step, {})[pipeline.num_ops] = pipeline
+    unlike = {step: by_size for step, by_size in by_step.items() if len(by_size) > 1}
+    are_planned = (all(map(_follows_a_schedule, by_size.values())) for by_size in islice(unlike.values(), _FEW_STEPS))
+    return list(unlike) if any(are_planned) else []
+
+
+def _follows_a_schedule(step: MeasuredStep) -> bool:
+    plan, _ = _plan_of(step)
+    return plan is not None and plan.name in registry.SCHEDULES
 
 
 def _line_of_runs(runs: Sequence[Plan], measured: Sequence[MeasuredStep]) -> str:

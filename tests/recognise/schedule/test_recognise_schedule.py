@@ -55,6 +55,21 @@ def test_one_rank_that_leaves_the_order_leaves_the_schedule_its_name() -> None:
     assert run.mismatches == ("rank 2: op 14 is 2B6 where 1f1b has 2F7",)
 
 
+@pytest.mark.parametrize(("num_other", "lost"), [(3, 0), (4, 1)])
+def test_replicas_with_other_numbers_of_microbatches_have_no_plan_and_those_that_lack_an_op_have_it(
+    num_other: int, lost: int
+) -> None:
+    first, second = to_rows(build("1f1b", 2, 4)), to_rows(build("1f1b", 2, num_other))
+    second[1] = second[1][: len(second[1]) - lost]
+    of_ranks = [first[0], second[0], first[1], second[1]]  # ranks 0 and 2 are one pipeline, 1 and 3 the other
+    run = recognised([of_ranks] * 2)
+    if lost:
+        assert run.plan == build("1f1b", 2, 4)
+        return
+    assert (run.plan, run.mismatches) == (None, ())
+    assert run.warnings == ("no schedule recognised: pipelines run different numbers of microbatches in step 0, 1",)
+
+
 @pytest.mark.parametrize("num_microbatches", [3, 6])
 def test_backwards_from_the_last_microbatch_to_the_first_are_no_other_schedule(num_microbatches: int) -> None:
     order = range(num_microbatches)
