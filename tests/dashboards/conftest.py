@@ -20,7 +20,7 @@ from tools import get_browser
 
 HERE = Path(__file__).resolve().parent
 PAGE_MS = 120_000
-"""Limit of one wait for a page that hangs. On a machine busy with other things charts took 8 s, idle ones half a second."""
+"""Limit of one wait for a page that hangs. On a machine busy with other things charts took 8 s."""
 Serve = Callable[[Sequence[Path]], str]
 
 
