@@ -196,7 +196,7 @@ def test_two_ranks_of_three_that_compare_know_their_bubble_without_the_third() -
     (first, _) = steps_of(run_of(OPS_OF_TWO, clock=apart, lacking=[]), three)
     assert [bounds(rank) for rank in first.ranks] == [(30, 30, 30), (0, 0, 0)]
     (first, _) = steps_of(run_of(OPS_OF_TWO, COMMS_OF_TWO, clock=apart), three)
-    assert bounds(first.ranks[0]) == (30, 10, 30), "waiting is not told from transfer"
+    assert bounds(first.ranks[0]) == (30, 10, 30), "waiting and transfer cannot be distinguished"
 
 
 def test_a_rank_whose_device_was_not_recorded_shows_no_times() -> None:

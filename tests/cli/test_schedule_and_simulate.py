@@ -48,10 +48,10 @@ def test_a_simulation_meets_the_closed_form() -> None:
 
 
 def test_a_csv_is_simulated_with_its_ops(tmp_path: Path) -> None:
-    file = tmp_path / "mine.csv"
+    file = tmp_path / "handwritten.csv"
     file.write_text("0F0,,0B0\n1F0,1B0,\n", encoding="utf-8")
     result = json.loads(pptrace_here("simulate", file, "--json", "-", "--ops").out)
-    assert result["schedule"] == "mine"
+    assert result["schedule"] == "handwritten"
     ops = [(op["kind"], op["stage"], op["start_ns"]) for op in result["ranks"][1]["ops"]]
     assert ops == [("F", 1, 1_000_000), ("B", 1, 2_000_000)]
 
@@ -163,7 +163,7 @@ def test_a_sweep_over_all_schedules_names_each() -> None:
         ("1f1b --pp 4 --microbatches 8 --costs-of model", "--costs-of model needs --sweep"),
         ("1f1b --sweep --pp 4", "--microbatches is not given"),
         ("nope --sweep --pp 4 --microbatches 8", "'nope' is not known"),
-        ("mine.csv --sweep --pp 4 --microbatches 8", "a sweep takes names of the catalogue"),
+        ("handwritten.csv --sweep --pp 4 --microbatches 8", "a sweep takes names of the catalogue"),
         ("1f1b --sweep --pp 0,4 --microbatches 8", "--pp is 0; expected at least 1"),
         ("1f1b --sweep --pp 4 --microbatches 8..4", "--microbatches has '8..4'"),
         ("1f1b --sweep --pp 4 --microbatches 8 --lean", "--lean belongs to a single simulation"),
@@ -183,7 +183,7 @@ HAND_MADE = "0F0,0F1,0B0,0B1\n1F0,1F1,1B1,1B0\n"
 
 def test_a_plan_by_hand_is_explained_slot_by_slot(tmp_path: Path) -> None:
     """Rank 1 takes the second microbatch's backward first; rank 0 waits for the other, although it could run that one's too."""
-    file = tmp_path / "mine.csv"
+    file = tmp_path / "handwritten.csv"
     file.write_text(HAND_MADE, encoding="utf-8")
     rows = pptrace_here("schedule", "explain", file, "--csv", "-").out.splitlines()
     assert rows == [
@@ -227,16 +227,16 @@ def test_the_order_that_can_run_in_its_place_takes_57_slots() -> None:
 
 
 def test_one_rank_of_an_explained_plan_is_shown_with_the_sums_of_all(tmp_path: Path) -> None:
-    file = tmp_path / "mine.csv"
+    file = tmp_path / "handwritten.csv"
     file.write_text(HAND_MADE, encoding="utf-8")
     out = pptrace_here("schedule", "explain", file, "--rank", "1").out
-    assert "mine: 2 ranks, 2 microbatches, 1 chunk per rank; 11 slots" in out
+    assert "handwritten: 2 ranks, 2 microbatches, 1 chunk per rank; 11 slots" in out
     assert "Rank 1" in out
     assert "Rank 0" not in out
     (total,) = (line.split() for line in out.splitlines() if line.startswith("all"))
     assert total == ["all", "1", "3", "4", "2", "10"]  # fill, warmup, drain, order, bubble
     beyond = pptrace_here("schedule", "explain", file, "--rank", "2")
-    assert "--rank 2: mine has the ranks 0 to 1" in one_line(beyond, 2)
+    assert "--rank 2: handwritten has the ranks 0 to 1" in one_line(beyond, 2)
 
 
 def test_a_sweep_in_which_every_combination_is_refused_is_wrong_usage_after_its_table() -> None:

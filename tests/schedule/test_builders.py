@@ -284,7 +284,7 @@ def test_identify_leaves_a_plan_of_ones_own_alone() -> None:
     """An order that no schedule could mean, and one that differs from a schedule's in the last two of very many ops."""
     rows = to_rows(build("interleaved-1f1b", 4, 64, 2))
     rows[3][-1], rows[3][-2] = rows[3][-2], rows[3][-1]
-    for own in (from_rows([["0F0", "0B0", "0F1", "0F2", "0B2", "0B1"]], "mine"), from_rows(rows, "mine")):
+    for own in (from_rows([["0F0", "0B0", "0F1", "0F2", "0B2", "0B1"]], "handwritten"), from_rows(rows, "handwritten")):
         assert match_registry(own) is own
 
 

@@ -49,7 +49,7 @@ def test_a_bidirectional_plan_goes_through_csv(tmp_path: object) -> None:
 
 
 def test_options_of_a_name_are_refused_for_a_file(tmp_path: object) -> None:
-    file = f"{tmp_path}/mine.csv"
+    file = f"{tmp_path}/handwritten.csv"
     pptrace_here("schedule", "show", "1f1b", "--pp", "2", "--microbatches", "2", "--csv", file)
     for option in (("--lean",), ("--memory-limit", "3"), ("--group-size", "2")):
         assert f"{option[0]} does not change a file" in one_line(pptrace_here("simulate", file, *option), 2)

@@ -111,7 +111,7 @@ def test_a_wait_for_the_last_forward_is_between_warmup_and_cooldown() -> None:
 def test_causes_are_those_of_the_order_whoever_tagged_its_phases() -> None:
     for name in ("dualpipe", "interleaved-1f1b", "v-min"):
         plan = build(name, 4, 8)
-        untagged = from_rows([[str(action) for action in row] for row in plan.ranks], "mine")
+        untagged = from_rows([[str(action) for action in row] for row in plan.ranks], "handwritten")
         assert idle_by_cause(times(untagged)) == idle_by_cause(times(plan))
 
 

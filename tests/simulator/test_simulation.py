@@ -154,7 +154,7 @@ def test_the_ops_table_is_that_of_a_measured_run() -> None:
 
 
 def test_a_plan_that_cannot_end_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="mine: rank 0 never gets past its action number 1"):
-        simulate(from_rows([["0B0", "0F0"]], "mine"), IDEAL)
+    with pytest.raises(ScheduleError, match="handwritten: rank 0 never gets past its action number 1"):
+        simulate(from_rows([["0B0", "0F0"]], "handwritten"), IDEAL)
     with pytest.raises(ScheduleError, match="never gets past"):
-        simulate(from_rows([["0F0", "0B0"], ["1F0"]], "mine"), IDEAL)
+        simulate(from_rows([["0F0", "0B0"], ["1F0"]], "handwritten"), IDEAL)

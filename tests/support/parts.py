@@ -1,4 +1,4 @@
-"""Steps, their ranks and parts, and reasons for these, for tests of what is said about them."""
+"""Steps, their ranks and parts, and reasons for these, for tests of findings and sentences."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _rank_of_table(rank: RankStep) -> RankStep:
 @pytest.mark.parametrize(("name", "pp", "m", "v"), [("1f1b", 4, 8, 1), ("interleaved-1f1b", 3, 6, 2), ("zbv", 2, 4, 2)])
 def test_a_table_of_a_simulation_is_the_simulation(tmp_path: Path, name: str, pp: int, m: int, v: int) -> None:
     simulation = simulated(name, pp, m, v)
-    report = load([write_csv(tmp_path / "mine.csv", columns_of(simulation))]).report
+    report = load([write_csv(tmp_path / "table.csv", columns_of(simulation))]).report
     assert (report.schedule.name, report.schedule.mismatches, report.mesh.pp, report.mesh.vpp) == (name, (), pp, v)
     assert (report.inputs[0].format, report.clock.method) == ("oplog", "one-file")
     (step,) = report.steps
@@ -135,7 +135,7 @@ def test_without_steps_and_microbatches_a_step_ends_where_the_pipeline_has_drain
 
 def test_on_one_stage_nothing_tells_where_steps_begin(tmp_path: Path) -> None:
     columns = {"rank": [0] * 4, "kind": ["F", "B"] * 2, "start_ns": [0, 10, 20, 30], "end_ns": [10, 20, 30, 40]}
-    report = load([write_csv(tmp_path / "mine.csv", columns)]).report
+    report = load([write_csv(tmp_path / "table.csv", columns)]).report
     assert (len(report.steps), report.schedule.num_microbatches) == (1, 2)
     assert [line for line in report.warnings if "all ops are read as one step" in line]
 
@@ -186,28 +186,28 @@ def test_units_are_told_by_the_names_of_the_columns(tmp_path: Path, unit: str, s
     digits = {"us": 3, "ms": 6, "s": 9}[unit]
     columns[f"start_{unit}"] = [f"{start / scale:.{digits}f}" for start in starts]
     columns[f"dur_{unit}"] = [f"{(end - start) / scale:.{digits}f}" for start, end in zip(starts, ends, strict=True)]
-    ops = load([write_csv(tmp_path / "mine.csv", columns)]).data.ops
+    ops = load([write_csv(tmp_path / "table.csv", columns)]).data.ops
     assert sorted(zip(ops["start_ns"], ops["end_ns"], strict=True)) == sorted(zip(starts, ends, strict=True))
 
 
 def test_parquet_and_csv_of_the_same_ops_give_the_same_report(tmp_path: Path) -> None:
     columns = columns_of(simulated("interleaved-1f1b", 2, 4, 2))
-    csv = load([write_csv(tmp_path / "mine.csv", columns)]).report
-    polars.DataFrame(columns).write_parquet(tmp_path / "mine.parquet")
-    parquet = load([tmp_path / "mine.parquet"]).report
+    csv = load([write_csv(tmp_path / "table.csv", columns)]).report
+    polars.DataFrame(columns).write_parquet(tmp_path / "table.parquet")
+    parquet = load([tmp_path / "table.parquet"]).report
     assert numbers(csv) == numbers(parquet)
-    (tmp_path / "mine.csv.gz").write_bytes(gzip.compress((tmp_path / "mine.csv").read_bytes()))
-    assert numbers(load([tmp_path / "mine.csv.gz"]).report) == numbers(csv)
+    (tmp_path / "table.csv.gz").write_bytes(gzip.compress((tmp_path / "table.csv").read_bytes()))
+    assert numbers(load([tmp_path / "table.csv.gz"]).report) == numbers(csv)
 
 
 @pytest.mark.parametrize("lines", [False, True])
 def test_rows_in_json_are_the_table_that_they_are_in_csv(tmp_path: Path, lines: bool) -> None:
     table = replicated(1, 2, "dp", "2").reset_index(drop=True)
-    table.to_csv(tmp_path / "mine.csv", index=False)
+    table.to_csv(tmp_path / "table.csv", index=False)
     rows = [{name: cell for name, cell in row.items() if cell == cell} for row in table.to_dict("records")]
-    path = tmp_path / ("mine.jsonl" if lines else "mine.json")
+    path = tmp_path / ("table.jsonl" if lines else "table.json")
     path.write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows, indent=1))
-    assert numbers(load([path]).report) == numbers(load([tmp_path / "mine.csv"]).report)
+    assert numbers(load([path]).report) == numbers(load([tmp_path / "table.csv"]).report)
     path.write_text(path.read_text()[:-30])
     if lines:
         warnings = [line for trace in read_file(path, InputFormat.OPLOG) for line in trace.warnings]
@@ -274,7 +274,7 @@ def test_messages_in_the_table_tell_waiting_from_transfer(tmp_path: Path) -> Non
     ]
     table = pd.DataFrame(named("rank kind start_ns end_ns peer direction", rows))
     table = table.assign(step=0, microbatch=0, stage=table["rank"])
-    report = load([write_csv(tmp_path / "mine.csv", table)]).report
+    report = load([write_csv(tmp_path / "table.csv", table)]).report
     by_key = {(rank.rank, comm.kind): comm for rank in report.steps[0].ranks for comm in rank.comms}
     assert {key: (comm.wait_ns, comm.exposed_ns) for key, comm in by_key.items()} == {
         (0, "send"): (15, 5),
@@ -291,7 +291,7 @@ def test_ranks_of_several_replicas_are_told_by_their_coordinates(tmp_path: Path)
     for along_dp, along_pp, wanted in ((1, 2, ((0, 2), (1, 3))), (2, 1, ((0, 1), (2, 3)))):
         pp_rank = table["rank"]
         parts = [table.assign(rank=along_dp * dp + along_pp * pp_rank, dp_rank=dp, pp_rank=pp_rank) for dp in (0, 1)]
-        analysis = load([write_csv(tmp_path / "mine.csv", pd.concat(parts))])
+        analysis = load([write_csv(tmp_path / "table.csv", pd.concat(parts))])
         assert analysis.mesh.pipelines == wanted
         assert (analysis.report.mesh.pp, analysis.report.mesh.dp, analysis.report.schedule.name) == (2, 2, "1f1b")
 
@@ -317,11 +317,11 @@ def test_replicas_that_one_axis_names_are_its_groups(
     tmp_path: Path, size: str, axis: str, mesh: tuple[int, int, int], along_dp: int, along_pp: int
 ) -> None:
     table = replicated(along_dp, along_pp, axis, size)
-    table.to_csv(tmp_path / "mine.csv", index=False)
+    table.to_csv(tmp_path / "table.csv", index=False)
     (tmp_path / "ranks").mkdir()
     for rank, rows in table.groupby("rank"):
         rows.drop(columns="rank").to_csv(tmp_path / "ranks" / f"rank{rank}.csv", index=False)
-    for given in ("mine.csv", "ranks"):
+    for given in ("table.csv", "ranks"):
         report = load([tmp_path / given]).report
         assert (report.mesh.tp, report.mesh.cp, report.mesh.dp, report.mesh.pp) == (*mesh, 2)
         assert [rank.exposed_comm_ns for rank in report.steps[0].ranks] == [500_000] * 4
@@ -329,7 +329,7 @@ def test_replicas_that_one_axis_names_are_its_groups(
 
 @pytest.mark.parametrize(("axis", "size"), [("dp", "4"), ("unknown", "2"), ("ep", "2")])
 def test_replicas_that_no_axis_tells_are_left_open(tmp_path: Path, axis: str, size: str) -> None:
-    report = load([write_csv(tmp_path / "mine.csv", replicated(1, 2, axis, size))]).report
+    report = load([write_csv(tmp_path / "table.csv", replicated(1, 2, axis, size))]).report
     assert report.mesh.dp is None
     assert [rank.bubble_ns for rank in report.steps[0].ranks] == [None] * 4
     assert any("add a column match, or dp_rank, tp_rank" in line for line in report.warnings)
@@ -348,7 +348,7 @@ def test_communication_within_an_op_is_beside_it_where_both_are_on_the_device(
     ]
     table = pd.DataFrame(named("rank kind start_ns end_ns peer direction clock", rows))
     table = table.assign(step=0, microbatch=0, stage=table["rank"])
-    report = load([write_csv(tmp_path / "mine.csv", table)]).report
+    report = load([write_csv(tmp_path / "table.csv", table)]).report
     first = report.steps[0].ranks[0]
     on_device = (ops, comms) == ("device", "device")
     assert (first.compute_ns, first.exposed_comm_ns) == ((100, 0) if on_device else (80, 20))
@@ -388,7 +388,7 @@ def test_a_bad_table_is_refused_in_one_line(tmp_path: Path, changes: dict[str, A
     num = max((len(values) for values in changes.values() if values), default=1)
     row = {"rank": 0, "step": 0, "kind": "F", "stage": 0, "microbatch": 0, "start_ns": 10, "end_ns": 20}
     columns = {name: [value] * num for name, value in row.items()} | changes
-    path = write_csv(tmp_path / "mine.csv", {name: values for name, values in columns.items() if values is not None})
+    path = write_csv(tmp_path / "table.csv", {name: values for name, values in columns.items() if values is not None})
     with pytest.raises(TraceError) as err:
         read_file(path, InputFormat.OPLOG)
     assert message in str(err.value)
@@ -410,7 +410,7 @@ def test_a_bad_table_is_refused_in_one_line(tmp_path: Path, changes: dict[str, A
     ],
 )
 def test_damaged_tables_are_told_in_one_line(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "mine.csv"
+    path = tmp_path / "table.csv"
     path.write_bytes(content)
     with pytest.raises(TraceError) as err:
         read_file(path, detect(first_bytes(path)))
@@ -422,7 +422,7 @@ def test_of_a_table_that_was_cut_off_the_whole_rows_are_read(tmp_path: Path, lef
     """Cut within the last time, which then is before its start, and within a cell before."""
     whole = pd.DataFrame(columns_of(simulated("1f1b", 2, 2))).assign(start_ns=lambda rows: rows["start_ns"] + 10**15)
     text = whole.assign(end_ns=lambda rows: rows["end_ns"] + 10**15).to_csv(index=False)
-    path = tmp_path / "mine.csv"
+    path = tmp_path / "table.csv"
     path.write_text(text.rstrip("\n"))
     assert sum(trace.info.num_events for trace in read_file(path, InputFormat.OPLOG)) == 8
     path.write_text(text.rstrip("\n")[:-left])
@@ -571,7 +571,7 @@ def test_steps_that_took_no_time_have_no_parts(tmp_path: Path) -> None:
 
 
 def test_whole_numbers_of_a_parquet_file_with_gaps_are_exact(tmp_path: Path) -> None:
-    path = tmp_path / "mine.parquet"
+    path = tmp_path / "table.parquet"
     times = [2**60 + 1, None]
     columns = {"kind": ["F", "send"], "posted_ns": times, "start_ns": [2**60 + 1, 2**60 + 3]}
     polars.DataFrame(columns).write_parquet(path)
@@ -582,7 +582,7 @@ def test_whole_numbers_of_a_parquet_file_with_gaps_are_exact(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("part", [slice(100), slice(None, -9)])
 def test_a_damaged_parquet_file_is_refused_in_one_line(tmp_path: Path, part: slice) -> None:
-    path = tmp_path / "mine.parquet"
+    path = tmp_path / "table.parquet"
     polars.DataFrame(columns_of(simulated("1f1b", 2, 4))).write_parquet(path)
     path.write_bytes(path.read_bytes()[part])
     with pytest.raises(TraceError, match="damaged Parquet") as refused:

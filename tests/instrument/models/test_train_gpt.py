@@ -175,7 +175,7 @@ def test_two_ranks_train_a_plan_from_a_file(
     is_lowered: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = build("zbv", 2, 4)
-    path = tmp_path / "mine.csv"
+    path = tmp_path / "handwritten.csv"
     text = to_csv(lower(plan) if is_lowered else plan)
     path.write_text(f"0UNSHARD,{text}" if is_lowered else text)
     posting = ["--prefetch", "1"] if is_lowered else ["--p2p-mode", "blocking"]
@@ -203,7 +203,7 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = tmp_path / "mine.csv"
+    path = tmp_path / "handwritten.csv"
     path.write_text(to_csv(build("zbv", 2, 4)))
     pretend(monkeypatch, 0, 4)
     assert main(["--schedule", str(path), *arguments]) == 2
