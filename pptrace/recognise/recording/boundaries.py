@@ -8,16 +8,23 @@ are recorded each node of a graph is prepared for it when the graph is launched.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
 from pptrace.intervals import Int64
+from pptrace.model.tables import Int8
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.work import REPLAYS_GRAPH, device_rows, launch_calls
+from pptrace.slices import compact, last_like, reduce_groups
 
 Float = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
+Compact = npt.NDArray[np.signedinteger[Any]]
+"""Rows of events or numbers of nodes, in as few bytes as hold them."""
 
 UNITS: dict[Category, float] = {
     Category.CPU_OP: 1.0,
@@ -31,105 +38,171 @@ _NODE, _NODE_WITHOUT_OPERATORS = 0.7, 0.2
 LONG_NS = 100_000
 """A thread without a boundary for this long waits, sleeps or computes in Python."""
 _REMOVABLE = 0.9
+_BLOCK = 2**18
+_NO_ROWS = np.empty(0, dtype=np.intp)
+
+# Half of a runtime call's cost is inside it (CUPTI); of what is outside half comes before it, half after it.
+_UNITS = np.zeros(int(max(Category)) + 1)
+_UNITS[list(UNITS)] = list(UNITS.values())
+_INSIDE = np.where(np.arange(len(_UNITS)) == Category.RUNTIME, _UNITS / 2, 0.0)
+_OUTSIDE = (_UNITS - _INSIDE) / 2
+_BEFORE, _AFTER = np.stack((_OUTSIDE, _INSIDE)), np.stack((np.zeros_like(_UNITS), _OUTSIDE))
+"""Cost right before and right behind a boundary: of begins, of ends; by category."""
 
 
 class Boundaries(Struct, frozen=True):
-    """The boundaries of all host threads, by thread and then by time.
+    """The boundaries of all host threads, by thread and then by time: 14 bytes each, and what is computed of them by blocks.
 
-    ``event`` is the row in the events, ``is_end`` whether it is its end; ``before`` and ``after`` is the cost that lies right
-    before and behind each boundary, in units of the cost per event, ``nodes`` that of each event of the trace which launched a
-    graph, for its nodes; ``overhead_ns`` is what of the gap before it are events of
-    the profiler's own. ``first`` has the index of each thread's first boundary and, at the end, their number.
+    ``event`` is the row in the events, ``category`` that of the event, ``is_end`` whether it is its end; ``nodes`` are the events
+    that launched a graph. ``overhead`` are the boundaries in front of which events of the profiler's own lie, and their length
+    in ns. ``first`` has the index of each thread's first boundary and, at the end, their number.
     """
 
     time_ns: Int64
-    event: Rows
+    event: Compact
+    category: Int8
     is_end: Bool
-    before: Float
-    after: Float
-    nodes: Float
-    overhead_ns: Int64
+    nodes: NodeUnits
+    overhead: tuple[Rows, Int64]
     threads: Int64
     first: Rows
 
     @classmethod
     def of(cls, events: Events) -> Boundaries:
-        rows = np.flatnonzero(np.isin(events.category, tuple(UNITS)) & (events.thread != -1))
-        time = np.concatenate((events.start_ns[rows], events.ends_of(rows)))
-        thread = np.tile(events.thread[rows], 2)
-        order = np.lexsort((np.repeat((0, 1), len(rows)), time, thread))
-        event, is_end = np.tile(rows, 2)[order], order >= len(rows)
-        threads, first = np.unique(thread[order], return_index=True)
-        first = np.append(first, len(order))
-        time = time[order]
-        units = np.zeros(int(max(Category)) + 1)
-        units[list(UNITS)] = list(UNITS.values())
-        # Half of a runtime call's cost is inside it (CUPTI); of what is outside half comes before it, half after it.
-        inside = np.where(events.category[event] == Category.RUNTIME, units[events.category[event]] / 2, 0.0)
-        outside = (units[events.category[event]] - inside) / 2
-        nodes = _node_units(events)
-        inside += nodes[event]
-        before, after = np.where(is_end, inside, outside), np.where(is_end, outside, 0.0)
-        return cls(time, event, is_end, before, after, nodes, _overhead(events, time, threads, first), threads, first)
+        chosen = events.is_of(*UNITS) & (events.thread != -1)
+        rows = compact(np.flatnonzero(chosen))
+        by_thread = events.rows_by_thread(rows)
+        first = np.cumsum([0, *(2 * len(of_thread) for of_thread in by_thread.values())])
+        num = int(first[-1])
+        time, event = np.empty(num, dtype=np.int64), np.empty(num, dtype=rows.dtype)
+        category, is_end = np.empty(num, dtype=np.int8), np.empty(num, dtype=np.bool_)
+        for of_thread, low in zip(by_thread.values(), first[:-1].tolist(), strict=True):
+            part = slice(low, low + 2 * len(of_thread))
+            both = np.concatenate((events.start_ns[of_thread], events.ends_of(of_thread)))
+            order = np.argsort(both, kind="stable")  # of equal ones begins are first
+            time[part], is_end[part] = both[order], order >= len(of_thread)
+            del both
+            order[is_end[part]] -= len(of_thread)
+            event[part] = of_thread[order]
+            category[part] = events.category[event[part]]
+        threads = np.array(list(by_thread), dtype=np.int64)
+        overhead = _overhead(events, time, threads, first)
+        return cls(time, event, category, is_end, NodeUnits.of(events), overhead, threads, first)
 
     def __len__(self) -> int:
         return len(self.time_ns)
 
-    @property
-    def thread_of(self) -> Rows:
-        """The index of each boundary's thread in ``threads``."""
-        return np.repeat(np.arange(len(self.threads)), np.diff(self.first))
+    def blocks(self) -> Iterator[slice]:
+        """Parts of the boundaries of which more can be held at one time."""
+        for low in range(0, len(self), _BLOCK):
+            yield slice(low, min(low + _BLOCK, len(self)))
 
-    @property
-    def gaps_ns(self) -> Int64:
+    def threads_of(self, rows: Rows) -> Rows:
+        """The index in ``threads`` of the thread of some boundaries."""
+        return np.searchsorted(self.first, rows, side="right") - 1
+
+    def gaps_ns(self, block: slice) -> Int64:
         """The time since the thread's boundary before; 0 at the first one of a thread."""
-        gaps = np.diff(self.time_ns, prepend=self.time_ns[:1])
-        gaps[self.first[:-1]] = 0
+        gaps = np.diff(self.time_ns[block], prepend=self.time_ns[max(block.start - 1, 0)])
+        gaps[self._first_in(block)] = 0
         return gaps
 
-    @property
-    def units(self) -> Float:
+    def gaps_at(self, rows: Rows) -> Int64:
+        """The same of some boundaries."""
+        gaps = self.time_ns[rows] - self.time_ns[np.maximum(rows - 1, 0)]
+        gaps[np.isin(rows, self.first[:-1])] = 0
+        return gaps
+
+    def long_gaps(self) -> Rows:
+        """The boundaries before which their thread had none for long."""
+        return np.concatenate([_NO_ROWS, *(b.start + np.flatnonzero(self.gaps_ns(b) >= LONG_NS) for b in self.blocks())])
+
+    def before(self, rows: Rows | slice) -> Float:
+        """The cost that lies right before some boundaries, in units of the cost per event."""
+        is_end = self.is_end[rows]
+        units = _BEFORE[is_end.view(np.int8), self.category[rows]]
+        return units + np.where(is_end, self.nodes.of_events(self.event[rows]), 0.0) if len(self.nodes) else units
+
+    def after(self, rows: Rows | slice) -> Float:
+        """The cost that lies right behind some boundaries, in the same units."""
+        return _AFTER[self.is_end[rows].view(np.int8), self.category[rows]]
+
+    def units(self, block: slice) -> Float:
         """The cost that lies in the gap before each boundary; none at the first one of a thread."""
-        units = self.before.copy()
-        units[1:] += self.after[:-1]
-        units[self.first[:-1]] = 0.0
+        units = self.before(block)
+        units[1:] += self.after(slice(block.start, block.stop - 1))
+        if block.start:
+            units[:1] += self.after(slice(block.start - 1, block.start))
+        units[self._first_in(block)] = 0.0
         return units
 
-    @property
-    def room_ns(self) -> Int64:
+    def overhead_ns(self, block: slice) -> Int64:
+        """The length of the profiler's own events in the gap before each boundary, ns."""
+        overhead = np.zeros(block.stop - block.start, dtype=np.int64)
+        rows, lengths = self.overhead
+        low, high = np.searchsorted(rows, (block.start, block.stop))
+        overhead[rows[low:high] - block.start] = lengths[low:high]
+        return overhead
+
+    def room_ns(self, block: slice) -> Int64:
         """The part of the gap before each boundary that may have been recording, ns."""
-        room = np.where(self.units > 0, (self.gaps_ns * _REMOVABLE).astype(np.int64), 0)
-        return np.maximum(room, self.overhead_ns)
+        room = np.where(self.units(block) > 0, (self.gaps_ns(block) * _REMOVABLE).astype(np.int64), 0)
+        return np.maximum(room, self.overhead_ns(block))
 
     def of_events(self, events: Rows, num_events: int, *, ends: bool) -> Rows:
-        """The boundary at which each of these events ends or begins; −1 of events that are none of the host's."""
-        chosen = np.flatnonzero(self.is_end == ends)
-        boundaries = np.full(num_events, -1, dtype=np.intp)
-        boundaries[self.event[chosen]] = chosen
-        return boundaries[events]
+        """The boundary at which each of these events ends or begins; −1 of events that are none of the host's, and of −1."""
+        is_asked = np.zeros(num_events, dtype=np.bool_)
+        is_asked[events[events >= 0]] = True
+        rows = np.flatnonzero((self.is_end == ends) & is_asked[self.event])
+        found = last_like([events], [self.event[rows]])
+        return np.where(found >= 0, rows[found], -1) if len(rows) else found
+
+    def _first_in(self, block: slice) -> Rows:
+        low, high = np.searchsorted(self.first[:-1], (block.start, block.stop))
+        return self.first[low:high] - block.start
 
 
-def _node_units(events: Events) -> Float:
-    """The cost of recording the nodes of the graph that each event launched but the first, in units of the cost per event."""
-    calls = events.rows_named(REPLAYS_GRAPH, Category.RUNTIME)
-    if not len(calls):
-        return np.zeros(len(events))
-    launched = launch_calls(events, device_rows(events))
-    num_nodes = np.bincount(launched[launched >= 0], minlength=len(events))
-    units = np.zeros(len(events))
-    has_operators = bool((events.category == Category.CPU_OP).any())
-    units[calls] = np.maximum(num_nodes[calls] - 1, 0) * (_NODE if has_operators else _NODE_WITHOUT_OPERATORS)
-    return units
+class NodeUnits(Struct, frozen=True):
+    """The ``events`` that launched graphs, ascending, and what recording the nodes of each but the first took, in units of the
+    cost per event.
+    """
+
+    events: Rows
+    units: Float
+
+    @classmethod
+    def of(cls, events: Events) -> NodeUnits:
+        calls = events.rows_named(REPLAYS_GRAPH, Category.RUNTIME)
+        if not len(calls):
+            return cls(calls, np.empty(0))
+        launched = launch_calls(events, device_rows(events))
+        num_nodes = np.bincount(launched[launched >= 0], minlength=len(events))[calls]
+        has_operators = bool((events.category == Category.CPU_OP).any())
+        of_node = _NODE if has_operators else _NODE_WITHOUT_OPERATORS
+        return cls(calls, np.maximum(num_nodes - 1, 0) * of_node)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def of_events(self, events: Rows) -> Float:
+        """What the nodes of each of these events took; 0 of those that launched no graph."""
+        if not len(self):
+            return np.zeros(len(events))
+        at = np.minimum(np.searchsorted(self.events, events), len(self) - 1)
+        return np.where(self.events[at] == events, self.units[at], 0.0)
 
 
-def _overhead(events: Events, time: Int64, threads: Int64, first: Rows) -> Int64:
-    """The length of the profiler's own events in the gap before each boundary, ns."""
-    overhead = np.zeros(len(time), dtype=np.int64)
+def _overhead(events: Events, time: Int64, threads: Int64, first: Rows) -> tuple[Rows, Int64]:
+    """(boundaries in front of which the profiler's own events lie, their length in ns, at most the gap), ascending."""
     rows = np.flatnonzero((events.category == Category.OVERHEAD) & (events.thread != -1))
+    before, lengths = [_NO_ROWS], [events.dur_ns[:0]]
     for index, thread in enumerate(threads.tolist() if len(rows) else ()):
         of_thread = rows[events.thread[rows] == thread]
         low, high = first[index], first[index + 1]
         following = np.searchsorted(time[low:high], events.start_ns[of_thread], side="right") + low
         inside = (following > low) & (following < high)
-        np.add.at(overhead, following[inside], events.dur_ns[of_thread[inside]])
-    return np.minimum(overhead, np.diff(time, prepend=time[:1]))
+        before.append(following[inside])
+        lengths.append(events.dur_ns[of_thread[inside]])
+    boundaries, index = np.unique(np.concatenate(before), return_inverse=True)
+    length = reduce_groups(np.add, np.concatenate(lengths), index, len(boundaries))
+    return boundaries, np.minimum(length, time[boundaries] - time[boundaries - 1])

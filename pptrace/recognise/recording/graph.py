@@ -26,17 +26,20 @@ Messages and collectives join the graphs of ranks: :mod:`pptrace.recognise.recor
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.idle import WAITS_ON_STREAM, synchronising_calls
 from pptrace.recognise.device.work import device_rows, launch_calls
-from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Float, Rows
-from pptrace.slices import Slice
+from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Compact, Float, Rows
+from pptrace.slices import Slice, compact
 
 
 def waits_between_streams(
@@ -97,15 +100,42 @@ _HOST_NODES = {
     "waited": np.bool_,  # it came when something else let it
 }
 """Columns of boundaries of host events, by thread and time."""
+
+
 _NO_ROWS = np.empty(0, dtype=np.intp)
 
 
-def edges_of(source: npt.ArrayLike, target: npt.ArrayLike, lag_ns: npt.ArrayLike, units: npt.ArrayLike = 0.0) -> Slice:
-    """Edges between nodes; ``units`` is how much of ``lag_ns`` recording took, in units of the cost per event."""
-    columns = {"source": source, "target": target, "lag_ns": lag_ns}
-    values = {name: np.asarray(column, dtype=np.int64) for name, column in columns.items()}
-    values["units"] = np.asarray(units, dtype=np.float64)
-    return Slice({name: np.broadcast_to(column, values["source"].shape) for name, column in values.items()})
+class Edges(Struct, frozen=True, eq=False):
+    """Edges between nodes. Of those which ``recorded`` numbers, ascending, recording took ``units`` of the lag, in units of the cost
+    per event.
+    """
+
+    source: Compact = field(default_factory=lambda: _NO_ROWS)
+    target: Compact = field(default_factory=lambda: _NO_ROWS)
+    lag_ns: Int64 = field(default_factory=lambda: _NO_ROWS)
+    recorded: Rows = field(default_factory=lambda: _NO_ROWS)
+    units: Float = field(default_factory=lambda: np.empty(0))
+
+    @classmethod
+    def of(cls, source: Compact, target: Compact, lag_ns: npt.ArrayLike, units: npt.ArrayLike = 0.0) -> Edges:
+        every = np.broadcast_to(np.asarray(units, dtype=np.float64), source.shape)
+        recorded = np.flatnonzero(every)
+        lag = np.broadcast_to(np.asarray(lag_ns, dtype=np.int64), source.shape)
+        return cls(compact(source), compact(target), lag, recorded, every[recorded])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Edges]) -> Edges:
+        """The edges of several parts, one after the other."""
+        number = np.cumsum([0, *map(len, parts)])
+        columns = zip(*((p.source, p.target, p.lag_ns, p.recorded + n, p.units) for p, n in zip(parts, number)))
+        return cls(*map(np.concatenate, columns))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def numbered_from(self, first: int) -> Edges:
+        """The edges of nodes whose numbers begin at ``first``."""
+        return replace(self, source=self.source + np.int64(first), target=self.target + np.int64(first))
 
 
 class RankGraph(Struct, frozen=True, eq=False):
@@ -118,7 +148,7 @@ class RankGraph(Struct, frozen=True, eq=False):
     )
     start_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     end_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    edges: Slice = field(default_factory=lambda: edges_of([], [], []))
+    edges: Edges = field(default_factory=Edges)
 
     def __len__(self) -> int:
         return len(self.host) + 2 * len(self.start_ns)
@@ -129,15 +159,11 @@ class RankGraph(Struct, frozen=True, eq=False):
         return np.concatenate((self.host["time_ns"], self.start_ns, self.end_ns))
 
     @property
-    def launches(self) -> tuple[Int64, Int64]:
+    def launches(self) -> tuple[Compact, Compact]:
         """(the host node at which work was launched, the number of that work), of all work of which that is known."""
         edges, num_host = self.edges, len(self.host)
-        chosen = (
-            (edges["source"] < num_host)
-            & (edges["target"] >= num_host)
-            & (edges["target"] < num_host + len(self.start_ns))
-        )
-        return edges["source"][chosen], edges["target"][chosen] - num_host
+        chosen = (edges.source < num_host) & (edges.target >= num_host) & (edges.target < num_host + len(self.start_ns))
+        return edges.source[chosen], edges.target[chosen] - num_host
 
     def split(self, values: Int64) -> tuple[Int64, Int64, Int64]:
         """Values of all nodes as those of the host, of starts and of ends."""
@@ -150,7 +176,7 @@ def graph_of(events: Events, boundaries: Boundaries, times_ns: Int64, cost_ns: f
 
     Args:
         boundaries: of its host events.
-        times_ns: times at which boundaries are nodes: where its ops and calls of communication begin and end.
+        times_ns: times at which boundaries are nodes, ascending: where its ops and calls of communication begin and end.
         cost_ns: of recording one host event, which that of other things is a part or a multiple of.
     """
     if not len(boundaries):
@@ -160,47 +186,70 @@ def graph_of(events: Events, boundaries: Boundaries, times_ns: Int64, cost_ns: f
     source, target, lag = _hand_overs(events, boundaries)
     fresh = ~np.isin(target, call_end)
     source, target, lag = source[fresh], target[fresh], lag[fresh]
-    is_node = np.isin(boundaries.time_ns, times_ns)
-    long = np.flatnonzero(boundaries.gaps_ns >= LONG_NS)
+    is_node, long = _are_at(boundaries, times_ns), boundaries.long_gaps()
     of_threads, launches = (boundaries.first[:-1], boundaries.first[1:] - 1), device.launch[device.launch >= 0]
     for rows in (*of_threads, long, long - 1, launches, source, target, target - 1, call_end, call_end - 1):
         is_node[rows] = True
     chosen = np.flatnonzero(is_node)
-    node_of = np.cumsum(is_node) - 1  # of a boundary that is a node
+
+    def node_of(rows: Rows) -> Rows:
+        return np.searchsorted(chosen, rows)
+
     starts = len(chosen) + np.arange(len(device))
     ends = starts + len(device)
-    units = boundaries.after[source] + boundaries.before[target]
-    waits = [edges_of(node_of[source], node_of[target], lag, units), edges_of(ends[work], node_of[call_end], call_lag)]
+    units = boundaries.after(source) + boundaries.before(target)
+    waits = [Edges.of(node_of(source), node_of(target), lag, units), Edges.of(ends[work], node_of(call_end), call_lag)]
     before, behind = waits_between_streams(events, device.start, device.end, device.stream, device.launched_ns)
     gap = np.minimum(device.start[behind] - device.end[before], _STREAM_GAP_NS)
-    waits.append(edges_of(ends[before], starts[behind], gap))
-    edges = Slice.joined([edges_of([], [], []), *device.edges(node_of, starts, ends), *waits])
+    waits.append(Edges.of(ends[before], starts[behind], gap))
+    edges = Edges.joined([*device.edges(node_of(device.launch), starts, ends), *waits])
     waited, index = np.unique(np.concatenate((target, call_end[call_waited])), return_index=True)
     least = np.where(index < len(target), 0, _LEAST_CALL_NS)
-    host = _host_nodes(boundaries, chosen, waited, np.minimum(least, boundaries.gaps_ns[waited]))
+    host = _host_nodes(boundaries, chosen, waited, np.minimum(least, boundaries.gaps_at(waited)))
     return RankGraph(host, device.start, device.end, edges)
+
+
+def _are_at(boundaries: Boundaries, times_ns: Int64) -> Bool:
+    """Mark the boundaries at one of some times, which ascend."""
+    marked = np.zeros(len(boundaries), dtype=np.bool_)
+    for block in boundaries.blocks() if len(times_ns) else ():
+        times = boundaries.time_ns[block]
+        marked[block] = times_ns[np.minimum(np.searchsorted(times_ns, times), len(times_ns) - 1)] == times
+    return marked
 
 
 def _host_nodes(boundaries: Boundaries, chosen: Rows, waited: Rows, least_ns: Int64) -> Slice:
     """The chosen boundaries as nodes; those that ``waited`` come at least ``least_ns`` after the boundary before them."""
-    begins = np.isin(chosen, boundaries.first[:-1])
     columns = {
         "time_ns": boundaries.time_ns[chosen],
-        "thread": boundaries.threads[boundaries.thread_of[chosen]],
+        "thread": compact(boundaries.threads[boundaries.threads_of(chosen)]),
         "waited": np.isin(chosen, waited),
+        **_sums_since_nodes(boundaries, chosen),
     }
-    sums = {
-        "lag_ns": boundaries.gaps_ns,
-        "events": (~boundaries.is_end).astype(np.int64),
-        "units": boundaries.units,
-        "overhead_ns": boundaries.overhead_ns,
-        "room_ns": boundaries.room_ns,
-    }
-    for name, values in sums.items():
-        total = np.append(np.zeros(1, dtype=values.dtype), np.cumsum(values))[chosen + 1]
-        columns[name] = np.where(begins, 0, np.diff(total, prepend=0))
     columns["lag_ns"][columns["waited"]] = least_ns
     return Slice(columns)
+
+
+def _sums_since_nodes(boundaries: Boundaries, chosen: Rows) -> dict[str, npt.NDArray[Any]]:
+    """Sums over the boundaries from behind the chosen one before each of the chosen to itself, none at the first of a thread."""
+    dtypes = {name: _HOST_NODES[name] for name in ("lag_ns", "events", "units", "overhead_ns", "room_ns")}
+    sums = {name: np.zeros(len(chosen) + 1, dtype) for name, dtype in dtypes.items()}
+    for block in boundaries.blocks():
+        values = {
+            "lag_ns": boundaries.gaps_ns(block),
+            "events": ~boundaries.is_end[block],
+            "units": boundaries.units(block),
+            "overhead_ns": boundaries.overhead_ns(block),
+            "room_ns": boundaries.room_ns(block),
+        }
+        low, high = np.searchsorted(chosen, (block.start, block.stop)).tolist()
+        # Each part ends with a chosen one; the last part goes on in the next block.
+        begins = np.concatenate(([0], chosen[low:high] + 1 - block.start))
+        for name, column in values.items():
+            padded = np.append(column, np.zeros(1, column.dtype))
+            sums[name][low : high + 1] += np.add.reduceat(padded, begins, dtype=dtypes[name])
+    begins = np.isin(chosen, boundaries.first[:-1])
+    return {name: np.where(begins, column[:-1].dtype.type(0), column[:-1]) for name, column in sums.items()}
 
 
 class _Device(Struct, frozen=True, eq=False):
@@ -225,14 +274,14 @@ class _Device(Struct, frozen=True, eq=False):
     def of(cls, events: Events, boundaries: Boundaries, cost_ns: float) -> _Device:
         rows = device_rows(events)
         calls = launch_calls(events, rows)
-        launch = np.where(calls >= 0, boundaries.of_events(calls, len(events), ends=False), -1)
+        launch = boundaries.of_events(calls, len(events), ends=False)
         launched = np.where(launch >= 0, boundaries.time_ns[launch], -1)
         start = events.start_ns[rows]
         late = launched > start  # clocks of host and device that differ: nothing starts before it is launched
         ends, stream = events.ends_of(rows), events.stream[rows]
         # Nodes of a graph that start while its launch goes on have waited for the recording of those before them alone.
         passed = np.clip((start - launched) / np.maximum(events.dur_ns[calls], 1), 0.0, 1.0)
-        of_nodes = np.where(calls >= 0, boundaries.nodes[calls], 0.0)
+        of_nodes = boundaries.nodes.of_events(calls)
         launch, launched = np.where(late, -1, launch), np.where(late, -1, launched)
         units = np.where(of_nodes > 0, _NODE_NS / max(cost_ns, 1.0), 0.0)
         units_before = of_nodes * passed
@@ -242,8 +291,8 @@ class _Device(Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.start)
 
-    def edges(self, node_of: Rows, starts: Int64, ends: Int64) -> list[Slice]:
-        """The edges into the starts and ends of all work."""
+    def edges(self, launch: Rows, starts: Int64, ends: Int64) -> list[Edges]:
+        """The edges into the starts and ends of all work, and of its queue; ``launch`` are the nodes of the launching calls."""
         if not len(self):
             return []
         order = np.argsort(self.stream, kind="stable")
@@ -275,23 +324,21 @@ class _Device(Struct, frozen=True, eq=False):
         lag_of_launch = self.recording_ns + np.where(by_launch, latency, np.minimum(latency, least_latency))
         lag_of_stream = np.where(by_stream, behind, np.minimum(behind, least_gap))
         return [
-            edges_of(
-                node_of[self.launch[launched]], starts[launched], lag_of_launch[launched], self.units_before[launched]
-            ),
-            edges_of(ends[before[follows]], starts[follows], lag_of_stream[follows]),
-            edges_of(starts[before[overlaps]], starts[overlaps], (self.start - self.start[before])[overlaps]),
-            edges_of(ends[cause[by_other]], starts[by_other], caused_ns[by_other]),
-            edges_of(starts, ends, self.end - self.start, self.units),
-            self._queue_edges(node_of, ends),
+            Edges.of(launch[launched], starts[launched], lag_of_launch[launched], self.units_before[launched]),
+            Edges.of(ends[before[follows]], starts[follows], lag_of_stream[follows]),
+            Edges.of(starts[before[overlaps]], starts[overlaps], (self.start - self.start[before])[overlaps]),
+            Edges.of(ends[cause[by_other]], starts[by_other], caused_ns[by_other]),
+            Edges.of(starts, ends, self.end - self.start, self.units),
+            self._queue_edges(launch, ends),
         ]
 
-    def _queue_edges(self, node_of: Rows, ends: Int64) -> Slice:
+    def _queue_edges(self, launch: Rows, ends: Int64) -> Edges:
         """A launch waits while the device has as many before it as it takes."""
         launched = np.flatnonzero(self.launch >= 0)
         launched = launched[np.argsort(self.launched_ns[launched], kind="stable")]
         first, later = launched[:-_QUEUE], launched[_QUEUE:]
         ahead = self.end[first] <= self.launched_ns[later]
-        return edges_of(ends[first[ahead]], node_of[self.launch[later[ahead]]], 0)
+        return Edges.of(ends[first[ahead]], launch[later[ahead]], 0)
 
 
 def _low(values: Int64, default: int) -> int:
@@ -310,8 +357,8 @@ def _waits_for_device(
         return _NO_ROWS, _NO_ROWS, _NO_ROWS, np.empty(0, dtype=np.bool_)
     explicit = synchronising_calls(events, device.rows, device.calls)
     # A launch of a graph that is long because its nodes are recorded waits for nothing.
-    waiting_ns = events.dur_ns - boundaries.nodes * cost_ns
-    long = np.flatnonzero((events.category == Category.RUNTIME) & (waiting_ns >= LONG_NS // 2))
+    long = np.flatnonzero((events.category == Category.RUNTIME) & (events.dur_ns >= LONG_NS // 2))
+    long = long[events.dur_ns[long] - boundaries.nodes.of_events(long) * cost_ns >= LONG_NS // 2]
     rows = np.union1d(explicit, long).astype(np.intp)
     end = boundaries.of_events(rows, len(events), ends=True)
     leaf = (end > 0) & (boundaries.event[end - 1] == rows)
@@ -343,40 +390,48 @@ def _hand_overs(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, Int
     """
     if len(boundaries.threads) < 2:
         return _NO_ROWS, _NO_ROWS, _NO_ROWS
-    time, gaps, thread = boundaries.time_ns, boundaries.gaps_ns, boundaries.thread_of
-    is_first = np.zeros(len(time), dtype=np.bool_)
-    is_first[boundaries.first[:-1]] = True
-    rows = np.flatnonzero((gaps >= LONG_NS) | is_first)
-    other = _last_of_others(boundaries)[rows]
-    seen = (other >= 0) & (is_first[rows] | (time[other] > time[rows - 1]))
-    rows, other = rows[seen], other[seen]
-    inside = ~is_first[rows] & boundaries.is_end[rows] & (boundaries.event[rows - 1] == boundaries.event[rows])
+    time, begins_of_threads = boundaries.time_ns, boundaries.first[:-1]
+    rows = np.union1d(boundaries.long_gaps(), begins_of_threads)
+    other = _last_of_others(boundaries, rows)
+    is_first = np.isin(rows, begins_of_threads)
+    seen = (other >= 0) & (is_first | (time[other] > time[rows - 1]))
+    rows, other, is_first = rows[seen], other[seen], is_first[seen]
+    thread = boundaries.threads_of(rows)
+    inside = ~is_first & boundaries.is_end[rows] & (boundaries.event[rows - 1] == boundaries.event[rows])
     counts = np.diff(boundaries.first)
-    begins = np.where(counts >= counts.max() / 20, time[boundaries.first[:-1]], np.iinfo(np.int64).max)
-    on_main = thread[rows] == np.argmin(begins)  # of those with a good part of the boundaries the first
+    begins = np.where(counts >= counts.max() / 20, time[begins_of_threads], np.iinfo(np.int64).max)
+    on_main = thread == np.argmin(begins)  # of those with a good part of the boundaries the first
     woken = ~on_main & ~boundaries.is_end[rows]
     lag = time[rows] - time[other]
-    count, idle_before = _activity_since(boundaries, thread[other], time[rows - 1], time[rows])
+    count, idle_before = _activity_since(boundaries, boundaries.threads_of(other), time[rows - 1], time[rows])
     # Late where threads wait for a core, or the one that goes on does something in Python first.
-    late = _LATE_WAKE * gaps[rows]
+    late = _LATE_WAKE * boundaries.gaps_at(rows)
     did_much = idle_before & (count >= _MANY) & (lag <= np.maximum(_HAND_OVER_NS, late))
     woke_soon = lag <= np.maximum(_WAKE_NS, late)
     ended_long = boundaries.is_end[other] & (events.dur_ns[boundaries.event[other]] >= LONG_NS // 2) & woke_soon
     computes = inside & events.named(_COMPUTES)[events.name_id[boundaries.event[rows]]]
-    waited = on_main & ~computes & ~is_first[rows] & (did_much | ended_long)
+    waited = on_main & ~computes & ~is_first & (did_much | ended_long)
     used = woken | waited
     return other[used], rows[used], lag[used]
 
 
-def _last_of_others(boundaries: Boundaries) -> Rows:
-    """The last boundary of another thread before each boundary; −1 for none."""
-    order = np.argsort(boundaries.time_ns, kind="stable")
-    thread = boundaries.thread_of[order]
-    index = np.arange(len(order))
+def _last_of_others(boundaries: Boundaries, rows: Rows) -> Rows:
+    """The last boundary of another thread before each of some boundaries; −1 for none."""
+    # One that its thread's next one follows before the next of these is the last one before none of them.
+    times, may_be_last = np.unique(boundaries.time_ns[rows]), np.zeros(len(boundaries), dtype=np.bool_)
+    for block in boundaries.blocks():
+        until = boundaries.time_ns[block.start : block.stop + 1]
+        for side in ("left", "right"):
+            passed = np.searchsorted(times, until, side=side)
+            may_be_last[block.start : block.start + len(passed) - 1] |= passed[1:] != passed[:-1]
+    may_be_last[boundaries.first[1:] - 1] = may_be_last[rows] = True
+    chosen = np.flatnonzero(may_be_last)
+    order = np.argsort(boundaries.time_ns[chosen], kind="stable")
+    thread, index = boundaries.threads_of(chosen[order]), np.arange(len(order))
     run = np.maximum.accumulate(np.where(np.concatenate(([True], thread[1:] != thread[:-1])), index, 0))
-    last = np.empty(len(order), dtype=np.intp)
-    last[order] = np.where(run > 0, order[run - 1], -1)
-    return last
+    last = np.empty(len(chosen), dtype=np.intp)
+    last[order] = np.where(run > 0, chosen[order[run - 1]], -1)
+    return last[np.searchsorted(chosen, rows)]
 
 
 def _activity_since(boundaries: Boundaries, threads: Rows, began: Int64, until: Int64) -> tuple[Rows, Bool]:

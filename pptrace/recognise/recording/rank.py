@@ -66,14 +66,11 @@ def cost_from_trace(events: Events, boundaries: Boundaries, num_instants: int = 
     Args:
         num_instants: events without a length, such as allocations: each costs as much as an event, and they are everywhere.
     """
-    is_call = events.category[boundaries.event] == Category.RUNTIME
-    enters = np.zeros(len(boundaries), dtype=np.bool_)
-    enters[1:] = ~boundaries.is_end[:-1] & ~boundaries.is_end[1:] & ~is_call[:-1] & ~is_call[1:]
-    enters[boundaries.first[:-1]] = False
-    gaps = boundaries.gaps_ns
     total, weight = 0.0, 0
     for low, high in zip(boundaries.first[:-1].tolist(), boundaries.first[1:].tolist(), strict=True):
-        of_thread = gaps[low:high][enters[low:high]]
+        begins = ~boundaries.is_end[low:high] & (boundaries.category[low:high] != Category.RUNTIME)
+        enters = low + 1 + np.flatnonzero(begins[:-1] & begins[1:])
+        of_thread = boundaries.time_ns[enters] - boundaries.time_ns[enters - 1]
         if len(of_thread) >= _LEAST_GAPS and (of_thread % _MICROSECOND).any():  # whole microseconds are too coarse
             total += float(np.percentile(of_thread, _PERCENTILE)) * (high - low)
             weight += high - low
@@ -86,7 +83,8 @@ def cost_from_trace(events: Events, boundaries: Boundaries, num_instants: int = 
         value = _MULTIPLE_OF_LAUNCH * float(np.percentile(lengths, _PERCENTILE)) if is_known else 0.0
     if not value:
         return EventCost()
-    most = float(_MOST_OF_HOST * gaps[gaps < LONG_NS].sum() / num_events)
+    busy_ns = sum(int(gaps[gaps < LONG_NS].sum()) for gaps in map(boundaries.gaps_ns, boundaries.blocks()))
+    most = float(_MOST_OF_HOST * busy_ns / num_events)
     if value > most:  # something else makes all gaps long
         return EventCost(most, most / 3, most)
     return EventCost(value, value * _LOW, value * _HIGH)

@@ -11,64 +11,50 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace.clock import Clock
 from pptrace.intervals import Int64
 from pptrace.model.traces import Bool, Category, Trace
 from pptrace.recognise.device.work import device_rows
-from pptrace.recognise.recording.boundaries import Boundaries, Float
-from pptrace.recognise.recording.graph import RankGraph, edges_of
-from pptrace.slices import Slice, first_like, reduce_groups
+from pptrace.recognise.recording.boundaries import Boundaries, Compact, Float, Rows
+from pptrace.recognise.recording.graph import Edges, RankGraph
+from pptrace.slices import Slice, compact, first_like, reduce_groups
 
 _CHUNK = 100_000
 """Nodes of which Python has numbers at one time."""
 _LEAST_LAG = 0.1
 """Part of the lag between threads that remains at least."""
 _MOST_TIES = 64
+_NO_LIMIT = np.iinfo(np.int64).max
+_NO_ROWS = np.empty(0, dtype=np.int64)
 
 
-class RunGraph(Struct, frozen=True, eq=False):
-    """The joined graph: nodes in the order in which they are taken, edges by target.
-
-    ``time_ns`` are the recorded times on the common clock, ``position`` the place of each rank's nodes in that order. The edges
-    into node ``i`` are ``edge_of[i]`` to ``edge_of[i + 1]``, of which recording took ``cost_ns``. ``chain`` are those from
-    boundary to boundary of one thread, thread by thread in order of time: the index of the ``edge``, what recording took of it
-    (``cost_ns``, ``overhead_ns``, ``room_ns``), whether it is the ``first`` of its thread, and whether its target ``waited``.
+class Chain(Struct, frozen=True, eq=False):
+    """Edges from boundary to boundary of the threads of a rank, thread by thread in order of time: their index in the graph, what
+    recording took of each, whether it is the ``first`` of its thread, and whether its target ``waited``.
     """
 
-    time_ns: Int64
-    position: Mapping[int, Int64]
-    edge_of: Int64
-    source: Int64
-    lag_ns: Int64
+    edge: Int64
     cost_ns: Float
-    chain: Slice
+    overhead_ns: Int64
+    room_ns: Int64
+    first: Bool
+    waited: Bool
 
-    def replay(self, scale: float) -> Int64:
-        """The time at which each node comes without the recording, if that cost ``scale`` times as much as it is taken to; on the
-        common clock.
+    def removed_ns(self, scale: float) -> Int64:
+        """Time that recording took of each edge, ns, if it cost ``scale`` times as much as it is taken to. What one has no room for
+        is taken from those after it, until the thread waits.
         """
-        if scale <= 0:
-            return self.time_ns.copy()
-        most = np.where(self.lag_ns > 0, self.lag_ns * (1 - _LEAST_LAG), 0.0)
-        lags = self.lag_ns - np.rint(np.minimum(self.cost_ns * scale, most)).astype(np.int64)
-        lags[self.chain["edge"]] -= self._removed(scale)
-        return _play(self.time_ns, self.edge_of, self.source, lags)
-
-    def _removed(self, scale: float) -> Int64:
-        """Time that recording took of each edge of a chain, ns. What one has no room for is taken from those after it, until the
-        thread waits.
-        """
-        chain, waited = self.chain, self.chain["waited"]
-        room = np.where(waited, 0, chain["room_ns"])
-        due = np.where(waited, 0, np.rint(chain["cost_ns"] * scale).astype(np.int64) + chain["overhead_ns"])
-        begins = chain["first"] | waited
+        waited = self.waited
+        room = np.where(waited, 0, self.room_ns)
+        due = np.where(waited, 0, np.rint(self.cost_ns * scale).astype(np.int64) + self.overhead_ns)
+        begins = self.first | waited
         begins[1:] |= waited[:-1]
         balance = np.concatenate(([0], np.cumsum(due - room)))
         stretch = np.cumsum(begins)
@@ -81,10 +67,41 @@ class RunGraph(Struct, frozen=True, eq=False):
         return removed
 
 
+class RunGraph(Struct, frozen=True, eq=False):
+    """The joined graph: nodes in the order in which they are taken, edges by target.
+
+    ``time_ns`` are the recorded times on the common clock, ``position`` the place of each rank's nodes in that order. The edges
+    into node ``i`` are ``edge_of[i]`` to ``edge_of[i + 1]``. Of those which ``recorded`` numbers recording took ``cost_ns``, and
+    of the ``chains`` of each rank what they say.
+    """
+
+    time_ns: Int64
+    position: Mapping[int, Compact]
+    edge_of: Compact
+    source: Compact
+    lag_ns: Int64
+    recorded: Int64
+    cost_ns: Float
+    chains: Sequence[Chain]
+
+    def replay(self, scale: float) -> Int64:
+        """The time at which each node comes without the recording, if that cost ``scale`` times as much as it is taken to; on the
+        common clock.
+        """
+        if scale <= 0:
+            return self.time_ns.copy()
+        lags = self.lag_ns.copy()
+        most = np.where(lags[self.recorded] > 0, lags[self.recorded] * (1 - _LEAST_LAG), 0.0)
+        lags[self.recorded] -= np.rint(np.minimum(self.cost_ns * scale, most)).astype(np.int64)
+        for chain in self.chains:
+            lags[chain.edge] -= chain.removed_ns(scale)
+        return _play(self.time_ns, self.edge_of, self.source, lags)
+
+
 def join_graphs(
     graphs: Mapping[int, RankGraph], costs_ns: Mapping[int, float], comms: pd.DataFrame, clock: Clock
 ) -> RunGraph:
-    """Join the graphs of ranks.
+    """Join the graphs of ranks. What takes more memory than the joined graph is made for one rank at a time.
 
     Args:
         graphs: by rank, each on its own clock.
@@ -95,35 +112,148 @@ def join_graphs(
     times = {rank: clock.to_common_clock(rank, graphs[rank].time_ns) for rank in sorted(graphs)}
     *begins, num_nodes = np.cumsum([0, *map(len, times.values())]).tolist()
     first = dict(zip(times, begins, strict=True))
-    chain_edges, chains, of_ranks = [], [], []
-    for rank, number in first.items():
-        host, edges, cost_ns = graphs[rank].host, graphs[rank].edges, costs_ns[rank]
-        follows = np.flatnonzero(host["thread"][1:] == host["thread"][:-1]) + 1
-        rows = host.where(follows)
-        chain_edges.append(edges_of(number + follows - 1, number + follows, rows["lag_ns"]))
-        is_first, columns = np.diff(follows, prepend=-1) > 1, ("overhead_ns", "room_ns", "waited")
-        chain = {"cost_ns": rows["units"] * cost_ns, "first": is_first, **{name: rows[name] for name in columns}}
-        chains.append(Slice(chain))
-        moved = {name: edges[name] + number for name in ("source", "target")}
-        of_ranks.append(edges.with_columns({**moved, "units": edges["units"] * cost_ns}))
-    members = _members(graphs, times, first, comms)
-    # Each message or collective is a node, which comes when its last member has begun.
-    matches, index = np.unique(members["match"].to_numpy(), return_inverse=True)
-    start, end, wait_ns, start_node, end_node = (
-        members[name].to_numpy() for name in ("start_ns", "end_ns", "asked_ns", "start_node", "end_node")
+    meetings = _Meetings.of(_members(graphs, times, first, comms), num_nodes)
+    time = np.concatenate([*times.values(), meetings.ready_ns])
+    del times
+
+    def parts() -> Iterator[tuple[int | None, _Part]]:
+        for rank, number in first.items():
+            yield rank, _Part.of_rank(graphs[rank], number, meetings)
+        yield None, _Part(num_nodes, len(meetings.ready_ns), meetings.into)
+
+    num_into, equal = np.zeros(len(time), dtype=np.int64), []
+    for _, part in parts():
+        num_into[part.first : part.first + part.num_nodes] = part.num_into(time)
+        equal.append(part.among_equals(time))
+    order = compact(np.lexsort((_level_among_equals(len(time), *map(np.concatenate, zip(*equal, strict=True))), time)))
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    edge_of = compact(np.concatenate(([0], np.cumsum(num_into[order]))))
+    source, lag = np.empty(edge_of[-1], dtype=order.dtype), np.empty(edge_of[-1], dtype=np.int64)
+    recorded, costs, chains = [], [], []
+    for rank, part in parts():
+        used, places = part.placed(time, position, edge_of)
+        source[places], lag[places] = position[part.edges.source[used]], part.lags_ns(time)[used]
+        if rank is None:
+            continue
+        place_of = np.full(len(part.edges), -1)
+        place_of[used] = places
+        of_part = place_of[part.edges.recorded]
+        recorded.append(of_part[of_part >= 0])
+        costs.append(part.edges.units[of_part >= 0] * costs_ns[rank])
+        chains.append(part.chain(graphs[rank].host, place_of, costs_ns[rank]))
+    positions = {rank: position[number : number + len(graphs[rank])] for rank, number in first.items()}
+    recorded_edges = np.concatenate([_NO_ROWS, *recorded])
+    return RunGraph(
+        time[order], positions, edge_of, source, lag, recorded_edges, np.concatenate([np.empty(0), *costs]), chains
     )
-    ready = reduce_groups(np.maximum, start, index, len(matches))
-    waited, depends = wait_ns <= ready[index], end >= ready[index]
-    lag = np.where(waited, end - ready[index], 0)
-    meetings = num_nodes + index
-    of_meetings = [edges_of(start_node, meetings, 0), edges_of(meetings[depends], end_node[depends], lag[depends])]
-    time = np.concatenate([*times.values(), ready])
-    # Nothing but the meeting let a member that had waited for it come later than this lag after any other cause.
-    longest = np.full(len(time), np.iinfo(np.int64).max)
-    longest[end_node[depends & waited]] = lag[depends & waited]
-    edges = Slice.joined([edges_of([], [], []), *chain_edges, *of_ranks, *of_meetings])
-    parts = {rank: (number, len(times[rank])) for rank, number in first.items()}
-    return _ordered(time, edges, Slice.joined(chains), longest, parts)
+
+
+class _Meetings(Struct, frozen=True, eq=False):
+    """The nodes of messages and collectives, each of which comes when the last of its members has begun (``ready_ns``).
+
+    ``into`` and ``out`` are the edges from and to nodes of ranks, the latter by target. Nothing but the meeting let the nodes that
+    ``waited`` for it, ascending, come later than ``longest_ns`` after any other cause.
+    """
+
+    ready_ns: Int64
+    into: Edges
+    out: Edges
+    waited: Int64
+    longest_ns: Int64
+
+    @classmethod
+    def of(cls, members: pd.DataFrame, first: int) -> _Meetings:
+        """The meetings of their members, as nodes from ``first`` on."""
+        matches, index = np.unique(members["match"].to_numpy(), return_inverse=True)
+        start, end, asked, start_node, end_node = (
+            members[name].to_numpy() for name in ("start_ns", "end_ns", "asked_ns", "start_node", "end_node")
+        )
+        ready = reduce_groups(np.maximum, start, index, len(matches))
+        waited = asked <= ready[index]
+        lag = np.where(waited, end - ready[index], 0)
+        depends = np.flatnonzero(end >= ready[index])
+        depends = depends[np.argsort(end_node[depends], kind="stable")]
+        longest = depends[waited[depends]]
+        out = Edges.of(first + index[depends], end_node[depends], lag[depends])
+        return cls(ready, Edges.of(start_node, first + index, 0), out, end_node[longest], lag[longest])
+
+    def of_nodes(self, nodes: range) -> tuple[Edges, Int64]:
+        """(the edges to some nodes, the longest lag of other edges into each of them)."""
+        low, high = np.searchsorted(self.out.target, (nodes.start, nodes.stop))
+        edges = Edges(self.out.source[low:high], self.out.target[low:high], self.out.lag_ns[low:high])
+        low, high = np.searchsorted(self.waited, (nodes.start, nodes.stop))
+        longest = np.full(len(nodes), _NO_LIMIT)
+        longest[self.waited[low:high] - nodes.start] = self.longest_ns[low:high]
+        return edges, longest
+
+
+class _Part(Struct, frozen=True, eq=False):
+    """All edges into the nodes of a rank, or into those of all messages and collectives, by the numbers that nodes have before they
+    are put in order: the part's are ``num_nodes`` from ``first`` on.
+
+    Edges of a rank are from one boundary of a thread to the next one (``follows``), then its other ones (until ``num_own``), then
+    those from meetings. ``longest_ns`` is by node the longest lag that edges may have which are not from a meeting.
+    """
+
+    first: int
+    num_nodes: int
+    edges: Edges
+    follows: Int64 = field(default_factory=lambda: _NO_ROWS)
+    num_own: int = 0
+    longest_ns: Int64 = field(default_factory=lambda: _NO_ROWS)
+
+    @classmethod
+    def of_rank(cls, graph: RankGraph, first: int, meetings: _Meetings) -> _Part:
+        follows = np.flatnonzero(graph.host["thread"][1:] == graph.host["thread"][:-1]) + 1
+        chain = Edges.of(follows - 1, follows, graph.host["lag_ns"][follows])
+        from_meetings, longest = meetings.of_nodes(range(first, first + len(graph)))
+        parts = [chain.numbered_from(first), graph.edges.numbered_from(first), from_meetings]
+        return cls(first, len(graph), Edges.joined(parts), follows, len(chain) + len(graph.edges), longest)
+
+    def ahead(self, time: Int64) -> Bool:
+        """Mark the edges that do not lead back: clocks that are off may show an effect before its cause."""
+        return time[self.edges.source] <= time[self.edges.target]
+
+    def num_into(self, time: Int64) -> Int64:
+        """How many edges lead into each node."""
+        return np.bincount(self.edges.target[self.ahead(time)] - self.first, minlength=self.num_nodes)
+
+    def among_equals(self, time: Int64) -> tuple[Int64, Int64]:
+        """The sources and targets of edges between nodes with the same time."""
+        equal = time[self.edges.source] == time[self.edges.target]
+        return self.edges.source[equal], self.edges.target[equal]
+
+    def placed(self, time: Int64, position: Compact, edge_of: Compact) -> tuple[Int64, Int64]:
+        """(the edges that do not lead back, their places among all edges)."""
+        used = np.flatnonzero(self.ahead(time))
+        node = position[self.edges.target[used]]
+        order = np.argsort(node, kind="stable")
+        node = node[order]
+        return used[order], edge_of[node] + (np.arange(len(node)) - np.searchsorted(node, node))
+
+    def lags_ns(self, time: Int64) -> Int64:
+        """Lags with which every node comes when it came: none lets it come later, and the longest one not earlier."""
+        source, target = self.edges.source, self.edges.target
+        lag, node, room = self.edges.lag_ns.copy(), target - self.first, time[target] - time[source]
+        lag[: self.num_own] = np.minimum(lag[: self.num_own], self.longest_ns[node[: self.num_own]])
+        lag = np.minimum(lag, room)
+        slack = np.where(room >= 0, room - lag, np.iinfo(np.int64).max)
+        least = reduce_groups(np.minimum, slack, node, self.num_nodes)
+        lengthened: Int64 = np.where((room >= 0) & (slack == least[node]), room, lag)
+        return lengthened
+
+    def chain(self, host: Slice, place_of: Int64, cost_ns: float) -> Chain:
+        """The chain of the rank's threads, whose edges have these places."""
+        follows = self.follows
+        return Chain(
+            compact(place_of[: len(follows)]),
+            host["units"][follows] * cost_ns,
+            host["overhead_ns"][follows],
+            host["room_ns"][follows],
+            np.diff(follows, prepend=-1) > 1,
+            host["waited"][follows] | (self.longest_ns[follows] < _NO_LIMIT),
+        )
 
 
 def _members(
@@ -159,41 +289,9 @@ def _members(
     return members
 
 
-def _ordered(time: Int64, edges: Slice, chain: Slice, longest: Int64, parts: Mapping[int, tuple[int, int]]) -> RunGraph:
-    """Put nodes and edges in order. The first edges are those of the chain, the last those of meetings.
-
-    Args:
-        longest: the longest lag that edges into a node may have that are not from a meeting.
-        parts: the first node of each rank and their number.
-    """
-    from_meeting = edges["source"] >= sum(size for _, size in parts.values())
-    lag = np.where(from_meeting, edges["lag_ns"], np.minimum(edges["lag_ns"], longest[edges["target"]]))
-    waited = chain["waited"] | (longest[edges["target"][: len(chain)]] < np.iinfo(np.int64).max)
-    ahead = time[edges["source"]] <= time[edges["target"]]  # clocks that are off may show an effect before its cause
-    order = np.lexsort((_level_among_equals(time, edges["source"][ahead], edges["target"][ahead]), time))
-    position = np.empty(len(time), dtype=np.int64)
-    position[order] = np.arange(len(time))
-    lag = _tight(time, edges["source"], edges["target"], lag, ahead)
-    used = np.flatnonzero(ahead)
-    used = used[np.argsort(position[edges["target"][used]], kind="stable")]
-    index = np.full(len(edges), -1)
-    index[used] = np.arange(len(used))
-    return RunGraph(
-        time[order],
-        {rank: position[first : first + size] for rank, (first, size) in parts.items()},
-        np.searchsorted(position[edges["target"][used]], np.arange(len(time) + 1)),
-        position[edges["source"][used]],
-        lag[used],
-        edges["units"][used],
-        chain.with_columns({"edge": index[: len(chain)], "waited": waited}),
-    )
-
-
-def _level_among_equals(time: Int64, source: Int64, target: Int64) -> Int64:
-    """For nodes with the same time how many of them come before each."""
-    level = np.zeros(len(time), dtype=np.int64)
-    equal = time[source] == time[target]
-    source, target = source[equal], target[equal]
+def _level_among_equals(num_nodes: int, source: Int64, target: Int64) -> Int64:
+    """For nodes with the same time how many of them come before each; the edges are those between such nodes."""
+    level = np.zeros(num_nodes, dtype=np.int64)
     for _ in range(_MOST_TIES):
         before = level[target]
         np.maximum.at(level, target, level[source] + 1)
@@ -202,19 +300,10 @@ def _level_among_equals(time: Int64, source: Int64, target: Int64) -> Int64:
     return level
 
 
-def _tight(time: Int64, source: Int64, target: Int64, lag: Int64, used: Bool) -> Int64:
-    """Lags with which every node comes when it came: none lets it come later, and the longest one not earlier."""
-    room = time[target] - time[source]
-    lag = np.minimum(lag, room)
-    slack = np.where(used, room - lag, np.iinfo(np.int64).max)
-    least = reduce_groups(np.minimum, slack, target, len(time))
-    lengthened: Int64 = np.where(used & (slack == least[target]), room, lag)
-    return lengthened
-
-
-def _play(time: Int64, edge_of: Int64, source: Int64, lag: Int64) -> Int64:
+def _play(time: Int64, edge_of: Compact, source: Compact, lag: Int64) -> Int64:
     """The time at which each node comes: the latest of its edges, the recorded time without any."""
-    comes = array("q", time.tobytes())
+    comes = array("q")
+    comes.frombytes(time.view(np.uint8).data)
     for low in range(0, len(time), _CHUNK):
         first = edge_of[low : low + _CHUNK + 1]
         sources, lags = (values[first[0] : first[-1]].tolist() for values in (source, lag))
@@ -230,7 +319,7 @@ def _play(time: Int64, edge_of: Int64, source: Int64, lag: Int64) -> Int64:
                     latest = other
                 edge += 1
             comes[node] = latest
-    return np.frombuffer(comes, dtype=np.int64).copy()
+    return np.frombuffer(comes, dtype=np.int64)
 
 
 class Correction(Struct, frozen=True, eq=False):
@@ -310,25 +399,47 @@ def corrected(trace: Trace, correction: Correction) -> Trace:
 
 def _boundaries_come(boundaries: Boundaries, correction: Correction) -> Int64:
     """The time of each boundary: between two nodes, recording is taken from where it lies, the rest from all gaps alike."""
-    node, num_nodes = np.empty(len(boundaries), dtype=np.intp), len(correction.time_ns)
-    for thread, low, high in zip(boundaries.threads, boundaries.first[:-1], boundaries.first[1:], strict=True):
-        first, last = np.searchsorted(correction.thread, (thread, thread + 1))
-        before = np.searchsorted(correction.time_ns[first:last], boundaries.time_ns[low:high], side="right")
-        node[low:high] = first + before - 1  # the last node of its thread that each boundary does not come before
-    is_node = boundaries.time_ns == correction.time_ns[node]
-    stretch = np.concatenate((node[:1], node[:-1]))  # the node before each gap; the first gap of a thread is empty
-    removed = np.append(np.diff(correction.time_ns - correction.comes_ns), 0).astype(np.float64)
-    removed = np.maximum(removed, 0.0)
-    gaps = boundaries.gaps_ns
-    recording = np.minimum(boundaries.units * correction.cost_ns + boundaries.overhead_ns, boundaries.room_ns)
-    parts: tuple[Float, Float] = (recording.astype(np.float64), (gaps - recording).astype(np.float64))
-    of_stretch = [np.bincount(stretch, part, num_nodes).astype(np.float64) for part in parts]
+    num_nodes = len(correction.time_ns)
+    removed = np.maximum(np.append(np.diff(correction.time_ns - correction.comes_ns), 0), 0)
+    of_stretch = np.zeros((2, num_nodes))  # recording, and the rest, between each node and the next one
+    for block in boundaries.blocks():
+        _, stretch, parts = _parts_of_gaps(boundaries, correction, block)
+        low, beyond = int(stretch.min()), int(stretch.max()) + 1
+        for sums, part in zip(of_stretch, parts, strict=True):
+            sums[low:beyond] += np.bincount(stretch - low, part)
     from_recording = np.minimum(removed, of_stretch[0])
     shares = [_ratio(from_recording, of_stretch[0]), _ratio(removed - from_recording, of_stretch[1])]
-    total = np.cumsum(gaps - parts[0] * shares[0][stretch] - parts[1] * shares[1][stretch])
-    last_node = np.maximum.accumulate(np.where(is_node, np.arange(len(boundaries)), 0))
-    comes: Int64 = correction.comes_ns[node] + np.rint(total - total[last_node]).astype(np.int64)
+    comes, since_node = np.empty(len(boundaries), dtype=np.int64), 0.0
+    for block in boundaries.blocks():
+        node, stretch, parts = _parts_of_gaps(boundaries, correction, block)
+        kept = [part * (1 - share[stretch]) for share, part in zip(shares, parts, strict=True)]
+        total = since_node + np.cumsum(kept[0] + kept[1])
+        is_node = boundaries.time_ns[block] == correction.time_ns[node]
+        last_node = np.maximum.accumulate(np.where(is_node, np.arange(len(node)), -1))
+        since = total - np.where(last_node >= 0, total[last_node], 0.0)
+        comes[block], since_node = correction.comes_ns[node] + np.rint(since).astype(np.int64), float(since[-1])
     return comes
+
+
+def _parts_of_gaps(
+    boundaries: Boundaries, correction: Correction, block: slice
+) -> tuple[Rows, Rows, tuple[Float, Float]]:
+    """Of each boundary of a block: (the last node of its thread that it does not come before, the node before its gap, what of the
+    gap is recording and what is not).
+    """
+    rows = np.arange(max(block.start - 1, 0), block.stop)
+    thread, node = boundaries.threads_of(rows), np.empty(len(rows), dtype=np.intp)
+    for index in np.unique(thread).tolist():
+        of_thread = slice(*np.searchsorted(thread, (index, index + 1)).tolist())
+        first, last = np.searchsorted(correction.thread, boundaries.threads[index] + np.arange(2))
+        times = boundaries.time_ns[rows[of_thread]]
+        node[of_thread] = first - 1 + np.searchsorted(correction.time_ns[first:last], times, side="right")
+    node, stretch = (node[1:], node[:-1]) if block.start else (node, np.concatenate((node[:1], node[:-1])))
+    gaps = boundaries.gaps_ns(block)
+    recording = np.minimum(
+        boundaries.units(block) * correction.cost_ns + boundaries.overhead_ns(block), boundaries.room_ns(block)
+    )
+    return node, stretch, (recording, gaps - recording)
 
 
 def _ratio(part: Float, total: Float) -> Float:
