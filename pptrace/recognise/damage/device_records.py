@@ -209,8 +209,11 @@ def _repeated(events: Events, kernels: Rows) -> Rows:
 
 
 def doubled(events: Events, rows: Rows, columns: Sequence[str]) -> Rows:
-    """The rows that are another one again, with the same values in some columns, which tell the begin and the length."""
+    """The rows, ascending, that are another one again, with the same values in some columns, which tell the begin and the length."""
     rows = rows[events.dur_ns[rows] > 0]
+    start = events.start_ns[rows]
+    follows = np.concatenate(([False], start[1:] == start[:-1]))  # begins with the one before it, as few do
+    rows = rows[follows | np.append(follows[1:], False)]
     values = np.stack([getattr(events, name)[rows].astype(np.int64) for name in columns])
     order = np.lexsort(values)
     again = (np.diff(values[:, order]) == 0).all(axis=0)

@@ -109,10 +109,12 @@ def times_between_operators(events: Events) -> Int64 | None:
     is_operator = events.category == Category.CPU_OP
     if not is_operator.any():
         return None
-    works = is_operator | (events.category == Category.RUNTIME)
-    begins = events.start_ns[works]  # in order, as all events are
-    starts = np.append(events.start_ns[0], np.maximum.accumulate(begins + events.dur_ns[works]))
-    ends = np.append(begins, (events.start_ns + events.dur_ns).max())
+    works = np.flatnonzero(is_operator | (events.category == Category.RUNTIME))
+    begins, latest = events.start_ns[works], events.ends_of(works)  # in order of begins, as all events are
+    np.maximum.accumulate(latest, out=latest)
+    pauses = np.flatnonzero(begins[1:] - latest[:-1] >= _PAUSE_NS)
+    starts = np.concatenate((events.start_ns[:1], latest[pauses], latest[-1:]))
+    ends = np.append(begins[np.append(0, pauses + 1)], events.end_ns.max())
     are_long = ends - starts >= _PAUSE_NS
     return np.stack((starts[are_long], ends[are_long]), axis=1)
 

@@ -76,15 +76,15 @@ class Boundaries(Struct, frozen=True):
         num = int(first[-1])
         time, event = np.empty(num, dtype=np.int64), np.empty(num, dtype=rows.dtype)
         category, is_end = np.empty(num, dtype=np.int8), np.empty(num, dtype=np.bool_)
-        for of_thread, low in zip(by_thread.values(), first[:-1].tolist(), strict=True):
-            part = slice(low, low + 2 * len(of_thread))
-            both = np.concatenate((events.start_ns[of_thread], events.ends_of(of_thread)))
-            order = np.argsort(both, kind="stable")  # of equal ones begins are first
-            time[part], is_end[part] = both[order], order >= len(of_thread)
-            del both
-            order[is_end[part]] -= len(of_thread)
-            event[part] = of_thread[order]
-            category[part] = events.category[event[part]]
+        for of_thread, low, high in zip(by_thread.values(), first[:-1].tolist(), first[1:].tolist(), strict=True):
+            num_events, of_part = len(of_thread), time[low:high]
+            of_part[:num_events], of_part[num_events:] = events.start_ns[of_thread], events.ends_of(of_thread)
+            order = np.argsort(of_part, kind="stable")  # of equal ones begins are first
+            of_part[:] = of_part[order]
+            is_end[low:high] = order >= num_events
+            order %= num_events
+            event[low:high] = of_thread[order]
+            category[low:high] = events.category[event[low:high]]
         threads = np.array(list(by_thread), dtype=np.int64)
         overhead = _overhead(events, time, threads, first)
         return cls(time, event, category, is_end, NodeUnits.of(events), overhead, threads, first)

@@ -99,7 +99,7 @@ _HOST_NODES = {
     "room_ns": np.int64,
     "waited": np.bool_,  # it came when something else let it
 }
-"""Columns of boundaries of host events, by thread and time."""
+"""Columns of boundaries of host events, by thread and time; integers are in as few bytes as hold them."""
 
 
 _NO_ROWS = np.empty(0, dtype=np.intp)
@@ -112,7 +112,7 @@ class Edges(Struct, frozen=True, eq=False):
 
     source: Compact = field(default_factory=lambda: _NO_ROWS)
     target: Compact = field(default_factory=lambda: _NO_ROWS)
-    lag_ns: Int64 = field(default_factory=lambda: _NO_ROWS)
+    lag_ns: Compact = field(default_factory=lambda: _NO_ROWS)
     recorded: Rows = field(default_factory=lambda: _NO_ROWS)
     units: Float = field(default_factory=lambda: np.empty(0))
 
@@ -121,14 +121,18 @@ class Edges(Struct, frozen=True, eq=False):
         every = np.broadcast_to(np.asarray(units, dtype=np.float64), source.shape)
         recorded = np.flatnonzero(every)
         lag = np.broadcast_to(np.asarray(lag_ns, dtype=np.int64), source.shape)
-        return cls(compact(source), compact(target), lag, recorded, every[recorded])
+        return cls(compact(source), compact(target), compact(lag), recorded, every[recorded])
 
     @classmethod
     def joined(cls, parts: Sequence[Edges]) -> Edges:
         """The edges of several parts, one after the other."""
-        number = np.cumsum([0, *map(len, parts)])
-        columns = zip(*((p.source, p.target, p.lag_ns, p.recorded + n, p.units) for p, n in zip(parts, number)))
-        return cls(*map(np.concatenate, columns))
+        number = np.cumsum([0, *map(len, parts)]).tolist()
+        columns = [
+            (part.source, part.target, part.lag_ns, part.recorded + before, part.units)
+            for part, before in zip(parts, number, strict=False)
+            if len(part)
+        ]
+        return cls(*map(np.concatenate, zip(*columns, strict=True)))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -220,14 +224,11 @@ def _are_at(boundaries: Boundaries, times_ns: Int64) -> Bool:
 
 def _host_nodes(boundaries: Boundaries, chosen: Rows, waited: Rows, least_ns: Int64) -> Slice:
     """The chosen boundaries as nodes; those that ``waited`` come at least ``least_ns`` after the boundary before them."""
-    columns = {
-        "time_ns": boundaries.time_ns[chosen],
-        "thread": compact(boundaries.threads[boundaries.threads_of(chosen)]),
-        "waited": np.isin(chosen, waited),
-        **_sums_since_nodes(boundaries, chosen),
-    }
-    columns["lag_ns"][columns["waited"]] = least_ns
-    return Slice(columns)
+    has_waited, sums = np.isin(chosen, waited), _sums_since_nodes(boundaries, chosen)
+    sums["lag_ns"][has_waited] = least_ns
+    threads = boundaries.threads[boundaries.threads_of(chosen)]
+    columns = {"time_ns": boundaries.time_ns[chosen], "thread": threads, "waited": has_waited, **sums}
+    return Slice({name: compact(column) for name, column in columns.items()})
 
 
 def _sums_since_nodes(boundaries: Boundaries, chosen: Rows) -> dict[str, npt.NDArray[Any]]:
@@ -249,7 +250,9 @@ def _sums_since_nodes(boundaries: Boundaries, chosen: Rows) -> dict[str, npt.NDA
             padded = np.append(column, np.zeros(1, column.dtype))
             sums[name][low : high + 1] += np.add.reduceat(padded, begins, dtype=dtypes[name])
     begins = np.isin(chosen, boundaries.first[:-1])
-    return {name: np.where(begins, column[:-1].dtype.type(0), column[:-1]) for name, column in sums.items()}
+    for column in sums.values():
+        column[:-1][begins] = 0
+    return {name: column[:-1] for name, column in sums.items()}
 
 
 class _Device(Struct, frozen=True, eq=False):
