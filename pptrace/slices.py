@@ -209,6 +209,13 @@ def are_among(column: Any, values: Iterable[str]) -> npt.NDArray[np.bool_]:
     return chosen
 
 
+def are_of(values: Array, known: Array) -> npt.NDArray[np.bool_]:
+    """Mark the integers that are among some known ones, which ``np.isin`` sorts where they are not dense, as few as there are."""
+    _, extent = _range(known)
+    is_dense = extent <= _SPARSE * (len(values) + len(known))
+    return np.isin(values, known, kind="table" if is_dense else None)
+
+
 def slice_of(table: pd.DataFrame) -> Slice:
     """A whole table."""
     return Slice({str(name): _plain(table[name]) for name in table.columns})
@@ -315,6 +322,8 @@ def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
 
 
 _LARGEST_CODE = 2**62
+_SPARSE = 32
+"""Range of integers, over their number, up to which marking each in a table is faster than sorting them."""
 
 
 def group_sums(values: npt.NDArray[np.int64], group: npt.NDArray[Any], num_groups: int) -> npt.NDArray[np.int64]:

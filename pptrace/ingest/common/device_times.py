@@ -31,6 +31,7 @@ from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Bool, Category, Events, Trace
 from pptrace.model.wording import counted
+from pptrace.slices import are_of
 
 _WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 _TOLERANCE_NS, _CLOCKS_NS = 2_000, 100_000
@@ -284,7 +285,7 @@ class _Launched(Struct, frozen=True):
             return None
         order = np.argsort(events.start_ns[of_rows], kind="stable")
         rows, of_rows = rows[order], of_rows[order]
-        has_work = np.isin(events.correlation[calls], events.correlation[rows])
+        has_work = are_of(events.correlation[calls], events.correlation[rows])
         launched = (events.start_ns[of_rows], events.ends_of(of_rows))
         return cls(
             rows, of_rows, *launched, events.start_ns[rows], events.ends_of(rows), events.start_ns[calls], has_work

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from pptrace.intervals import earliest_from
 from pptrace.model.damage import Damage, RankDamage
@@ -26,7 +27,7 @@ from pptrace.recognise.device.work import (
 )
 from pptrace.recognise.pieces import misnamed_products
 from pptrace.recognise.repeats.loop import outside_captures
-from pptrace.slices import reduce_groups
+from pptrace.slices import are_of, reduce_groups
 
 _CLOCKS_NS = 100_000
 """Errors between the clocks of device and host."""
@@ -84,7 +85,7 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
     graphs = rows[events.named(_GRAPH)[events.name_id[rows]]]
     yield RankDamage.of(Damage.GRAPHS_AS_ONE_EVENT, events.start_ns[graphs])
     launches = events.rows_named(REPLAYS_GRAPH, Category.RUNTIME)
-    ran = np.isin(events.correlation[launches], events.correlation[rows])
+    ran = are_of(events.correlation[launches], events.correlation[rows])
     yield RankDamage.of(Damage.GRAPHS_WITHOUT_KERNELS, events.start_ns[outside_captures(events, launches[~ran])])
 
 
@@ -201,19 +202,17 @@ def _begin_early(events: Events, rows: Rows, calls: Rows) -> Bool:
 
 def _repeated(events: Events, kernels: Rows) -> Rows:
     """The kernels that a call for one kernel launched besides its first, without those that are another one again."""
-    kernels = np.setdiff1d(kernels, doubled(events, kernels, _SAME_WORK))
+    kernels = kernels[~are_of(kernels, doubled(events, kernels, _SAME_WORK))]
     launches, _ = kernel_launches(events, kernels)
-    of_calls = kernels[np.isin(events.correlation[kernels], events.correlation[launches])]
-    _, first = np.unique(events.correlation[of_calls], return_index=True)
-    return np.delete(of_calls, first)
+    of_calls = kernels[are_of(events.correlation[kernels], events.correlation[launches])]
+    return of_calls[pd.Series(events.correlation[of_calls]).duplicated().to_numpy()]
 
 
 def doubled(events: Events, rows: Rows, columns: Sequence[str]) -> Rows:
-    """The rows, ascending, that are another one again, with the same values in some columns, which tell the begin and the length."""
+    """Those of ascending rows that are another one again: with the same values in some columns, begin and length among them."""
     rows = rows[events.dur_ns[rows] > 0]
-    start = events.start_ns[rows]
-    follows = np.concatenate(([False], start[1:] == start[:-1]))  # begins with the one before it, as few do
-    rows = rows[follows | np.append(follows[1:], False)]
+    follows = np.diff(events.start_ns[rows]) == 0  # begins with the one before it, as few do
+    rows = rows[np.union1d(np.flatnonzero(follows), np.flatnonzero(follows) + 1)]
     values = np.stack([getattr(events, name)[rows].astype(np.int64) for name in columns])
     order = np.lexsort(values)
     again = (np.diff(values[:, order]) == 0).all(axis=0)

@@ -70,16 +70,16 @@ def idle_time(events: Events, rows: Rows, calls: Rows, communicates: Bool) -> Id
     begins, ends = busy_until[first], start[first]
     launched = _launches_of_gaps(events, rows, calls, first, begins)
     known, is_late = launched != _NEVER, launched > begins
+    launches = np.flatnonzero(np.bincount(calls[calls >= 0]))
     followed_wait = np.zeros(len(first), dtype=np.bool_)
     late = np.flatnonzero(is_late & (launched < ends))
-    followed_wait[late] = _follow_waits(events, calls, calls[first[late]])
+    followed_wait[late] = _follow_waits(events, launches, calls[first[late]])
     not_launched_until = np.clip(launched, begins, ends)
     starved_until = np.where(is_late & ~followed_wait, ends, not_launched_until)  # with the delivery of the launch
     synchronising = synchronising_calls(events, rows, calls)
     columns = np.stack([values[synchronising] for values in (events.start_ns, events.dur_ns, events.thread)])
     # Drivers and runtimes may both have a table of the same calls.
     synchronising = synchronising[(np.diff(columns, prepend=-1) != 0).any(axis=0)]
-    launches = np.unique(calls[calls >= 0])
     by_launcher = np.isin(events.thread[synchronising], np.unique(events.thread[launches]))
     sync_start, sync_end = events.start_ns[synchronising], events.ends_of(synchronising)
     awaits = _await_communication(events, rows, communicates, synchronising) & by_launcher
@@ -195,11 +195,10 @@ def _launched_by(events: Events, rows: Rows, calls: Rows, launched: Int64, chose
     return np.minimum(by_stream, np.where(number >= 0, by_number, _NEVER))
 
 
-def _follow_waits(events: Events, calls: Rows, chosen: Rows) -> Bool:
-    """Mark the chosen launches that follow a wait for an event that their thread issued after its launch before them."""
+def _follow_waits(events: Events, launches: Rows, chosen: Rows) -> Bool:
+    """Mark the chosen of all launches that follow a wait for an event that their thread issued after its launch before them."""
     waits = events.rows_named(WAITS_ON_STREAM, Category.RUNTIME)
     result = np.zeros(len(chosen), dtype=np.bool_)
-    launches = np.unique(calls[calls >= 0])
     for thread in np.unique(events.thread[chosen]).tolist() if len(waits) else ():
         on_thread = events.thread[chosen] == thread
         of_thread = launches[events.thread[launches] == thread]

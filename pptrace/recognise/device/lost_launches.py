@@ -22,7 +22,7 @@ from pptrace.intervals import Int64
 from pptrace.model.device import Rows
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.work import device_rows, kernel_launches, launch_calls
-from pptrace.slices import places_of_each, reduce_groups
+from pptrace.slices import are_of, places_of_each, reduce_groups
 
 _STEADY = re.compile(
     r"^aten::(?:mm|bmm|addmm|baddbmm|linear|_scaled_mm|_grouped_mm|native_layer_norm(?:_backward)?|_fused_rms_norm(?:_backward)?"
@@ -46,7 +46,7 @@ def lacking_launches(events: Events, calls: Rows) -> Rows:
     if is_out_of_order(events, calls):
         return calls[:0]
     codes = _codes_of_calls(events, calls)
-    launches = np.isin(calls, kernel_launches(events, device_rows(events))[0])
+    launches = are_of(calls, kernel_launches(events, device_rows(events))[0])
     table = _ranges(events, calls, codes, launches)
     table = table[_have_unlike(table)]
     if table.empty:
@@ -91,10 +91,11 @@ def _ranges(events: Events, calls: Rows, code: Int64, launches: Bool) -> pd.Data
     begun, number = events.start_ns[calls], events.correlation[calls]
     first, beyond = np.searchsorted(begun, events.start_ns[ranges]), np.searchsorted(begun, events.ends_of(ranges))
     known = np.flatnonzero((first > 0) & (beyond < len(calls)))
-    without = np.setdiff1d(events.correlation[device_rows(events)], number)  # work of launches that are missing alone
+    of_work = events.correlation[device_rows(events)]
+    without = np.unique(of_work[~are_of(of_work, number)])  # work of launches that are missing alone
     known = known[np.searchsorted(without, number[first[known] - 1]) == np.searchsorted(without, number[beyond[known]])]
     polls = events.named(_POLLS)[events.name_id[calls]]
-    others = ~np.isin(events.thread[calls], events.thread[calls[launches]])
+    others = ~are_of(events.thread[calls], events.thread[calls[launches]])
     total, count, polled, by_others = (
         np.append(0, np.cumsum(of_calls)) for of_calls in (code, launches, polls, others)
     )
@@ -195,7 +196,7 @@ def _ranges_without_calls(events: Events, calls: Rows) -> Rows:
     first, beyond = np.searchsorted(begun, events.start_ns[ranges]), np.searchsorted(begun, events.ends_of(ranges))
     known = np.flatnonzero((first > 0) & (beyond < len(calls)))
     ranges, first, beyond = ranges[known], first[known], beyond[known]
-    launched = np.append(0, np.cumsum(np.isin(number, events.correlation[device_rows(events)])))
+    launched = np.append(0, np.cumsum(are_of(number, events.correlation[device_rows(events)])))
     launches = launched[beyond] - launched[first]
     made = number[beyond] - number[first - 1]
     names = events.codes_without_numbers(ranges)

@@ -21,6 +21,7 @@ from pptrace.model.tables import Int8
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.idle import idle_time
 from pptrace.recognise.device.launchers import NCCL_CALL, Labels, labels_of
+from pptrace.slices import are_of
 
 COMMUNICATION_KERNEL = re.compile(
     r"(?-i:(?<![A-Za-z_])(?:nccl|rccl|msccl)[A-Z])|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce(?:_|::)"
@@ -262,7 +263,7 @@ def kernel_launches(events: Events, rows: Rows) -> tuple[Rows, Rows]:
     """(calls that launched a kernel, those of them whose kernel is not among the device work ``rows``), by start."""
     calls = events.rows_named(_LAUNCHES_KERNEL, Category.RUNTIME)
     calls = calls[events.correlation[calls] >= 0]
-    has_kernel = np.isin(events.correlation[calls], events.correlation[rows])
+    has_kernel = are_of(events.correlation[calls], events.correlation[rows])
     if not has_kernel.any() and (events.category[rows] == Category.KERNEL).any():
         return calls, calls[:0]  # kernels have no correlation
     return calls, calls[~has_kernel]

@@ -115,7 +115,9 @@ class Boundaries(Struct, frozen=True):
 
     def long_gaps(self) -> Rows:
         """The boundaries before which their thread had none for long."""
-        return np.concatenate([_NO_ROWS, *(b.start + np.flatnonzero(self.gaps_ns(b) >= LONG_NS) for b in self.blocks())])
+        return np.concatenate(
+            [_NO_ROWS, *(b.start + np.flatnonzero(self.gaps_ns(b) >= LONG_NS) for b in self.blocks())]
+        )
 
     def before(self, rows: Rows | slice) -> Float:
         """The cost that lies right before some boundaries, in units of the cost per event."""
@@ -159,7 +161,8 @@ class Boundaries(Struct, frozen=True):
 
     def _first_in(self, block: slice) -> Rows:
         low, high = np.searchsorted(self.first[:-1], (block.start, block.stop))
-        return self.first[low:high] - block.start
+        rows: Rows = self.first[low:high] - block.start
+        return rows
 
 
 class NodeUnits(Struct, frozen=True):
@@ -203,6 +206,6 @@ def _overhead(events: Events, time: Int64, threads: Int64, first: Rows) -> tuple
         inside = (following > low) & (following < high)
         before.append(following[inside])
         lengths.append(events.dur_ns[of_thread[inside]])
-    boundaries, index = np.unique(np.concatenate(before), return_inverse=True)
-    length = reduce_groups(np.add, np.concatenate(lengths), index, len(boundaries))
+    boundaries, number = np.unique(np.concatenate(before), return_inverse=True)
+    length = reduce_groups(np.add, np.concatenate(lengths), number, len(boundaries))
     return boundaries, np.minimum(length, time[boundaries] - time[boundaries - 1])

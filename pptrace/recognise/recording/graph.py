@@ -106,8 +106,8 @@ _NO_ROWS = np.empty(0, dtype=np.intp)
 
 
 class Edges(Struct, frozen=True, eq=False):
-    """Edges between nodes. Of those which ``recorded`` numbers, ascending, recording took ``units`` of the lag, in units of the cost
-    per event.
+    """Edges between nodes. Of those that ``recorded`` numbers, which ascend, recording took ``units`` of the lag, in units of the
+    cost per event.
     """
 
     source: Compact = field(default_factory=lambda: _NO_ROWS)
@@ -234,7 +234,7 @@ def _host_nodes(boundaries: Boundaries, chosen: Rows, waited: Rows, least_ns: In
 def _sums_since_nodes(boundaries: Boundaries, chosen: Rows) -> dict[str, npt.NDArray[Any]]:
     """Sums over the boundaries from behind the chosen one before each of the chosen to itself, none at the first of a thread."""
     dtypes = {name: _HOST_NODES[name] for name in ("lag_ns", "events", "units", "overhead_ns", "room_ns")}
-    sums = {name: np.zeros(len(chosen) + 1, dtype) for name, dtype in dtypes.items()}
+    sums: dict[str, npt.NDArray[Any]] = {name: np.zeros(len(chosen) + 1, dtype) for name, dtype in dtypes.items()}
     for block in boundaries.blocks():
         values = {
             "lag_ns": boundaries.gaps_ns(block),

@@ -48,8 +48,8 @@ class Chain(Struct, frozen=True, eq=False):
     waited: Bool
 
     def removed_ns(self, scale: float) -> Int64:
-        """Time that recording took of each edge, ns, if it cost ``scale`` times as much as it is taken to. What one has no room for
-        is taken from those after it, until the thread waits.
+        """Time that recording took of each edge, ns, if it cost ``scale`` times as much as it is taken to. What one has no room
+        for is taken from those after it, until the thread waits.
         """
         waited = self.waited
         room = np.where(waited, 0, self.room_ns)
@@ -152,8 +152,8 @@ def join_graphs(
 class _Meetings(Struct, frozen=True, eq=False):
     """The nodes of messages and collectives, each of which comes when the last of its members has begun (``ready_ns``).
 
-    ``into`` and ``out`` are the edges from and to nodes of ranks, the latter by target. Nothing but the meeting let the nodes that
-    ``waited`` for it, ascending, come later than ``longest_ns`` after any other cause.
+    ``into`` and ``out`` are the edges from and to nodes of ranks, the latter by target. Nothing but its meeting let each of the
+    nodes that ``waited``, which ascend, come later than ``longest_ns`` after any other cause.
     """
 
     ready_ns: Int64
@@ -189,8 +189,8 @@ class _Meetings(Struct, frozen=True, eq=False):
 
 
 class _Part(Struct, frozen=True, eq=False):
-    """All edges into the nodes of a rank, or into those of all messages and collectives, by the numbers that nodes have before they
-    are put in order: the part's are ``num_nodes`` from ``first`` on.
+    """All edges into the nodes of a rank, or into those of all messages and collectives: ``num_nodes`` from ``first`` on, before
+    they are put in order.
 
     Edges of a rank are from one boundary of a thread to the next one (``follows``), then its other ones (until ``num_own``), then
     those from meetings. ``longest_ns`` is by node the longest lag that edges may have which are not from a meeting.
@@ -424,8 +424,8 @@ def _boundaries_come(boundaries: Boundaries, correction: Correction) -> Int64:
 def _parts_of_gaps(
     boundaries: Boundaries, correction: Correction, block: slice
 ) -> tuple[Rows, Rows, tuple[Float, Float]]:
-    """Of each boundary of a block: (the last node of its thread that it does not come before, the node before its gap, what of the
-    gap is recording and what is not).
+    """For each boundary of a block: (the last node of its thread that it does not come before, the node before its gap, the time
+    of the gap that is recording, and the time that is not).
     """
     rows = np.arange(max(block.start - 1, 0), block.stop)
     thread, node = boundaries.threads_of(rows), np.empty(len(rows), dtype=np.intp)
@@ -436,10 +436,10 @@ def _parts_of_gaps(
         node[of_thread] = first - 1 + np.searchsorted(correction.time_ns[first:last], times, side="right")
     node, stretch = (node[1:], node[:-1]) if block.start else (node, np.concatenate((node[:1], node[:-1])))
     gaps = boundaries.gaps_ns(block)
-    recording = np.minimum(
+    recording: Float = np.minimum(
         boundaries.units(block) * correction.cost_ns + boundaries.overhead_ns(block), boundaries.room_ns(block)
     )
-    return node, stretch, (recording, gaps - recording)
+    return node, stretch, (recording, (gaps - recording).astype(np.float64))
 
 
 def _ratio(part: Float, total: Float) -> Float:
