@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.slices import (
+    are_of,
     distinct_rows,
     group_codes,
     last_like,
@@ -129,3 +130,10 @@ def test_rows_among_are_those_of_isin(dtype: str) -> None:
     for values in (("F",), ("W", "B", "I"), ("I",), ()):
         assert rows_among(column, values).tolist() == column.isin(values).tolist()
     assert rows_among(column.iloc[:0], ("F",)).tolist() == []
+
+
+@given(st.lists(st.integers(-(2**62), 2**62) | numbers, max_size=12), st.lists(st.integers() | numbers, max_size=12))
+def test_numbers_are_found_among_dense_ones_and_sparse_ones(values: list[int], known: list[int]) -> None:
+    known = [number for number in known if abs(number) <= 2**62]
+    found = are_of(np.array(values, dtype=np.int64), np.array(known, dtype=np.int64))
+    assert found.tolist() == [value in known for value in values]

@@ -82,6 +82,15 @@ class Events(Struct, frozen=True):
     def end_ns(self) -> Int64:
         return self.start_ns + self.dur_ns
 
+    @property
+    def host_span_ns(self) -> tuple[int, int] | None:
+        """(the begin of the host's first event, the latest end of one); None without any."""
+        on_host = self.category < Category.HOST_LIMIT
+        first = int(on_host.argmax()) if len(self) else 0
+        if not on_host[first : first + 1].any():
+            return None
+        return int(self.start_ns[first]), int(self.end_ns.max(where=on_host, initial=self.start_ns[first]))
+
     def ends_of(self, rows: npt.NDArray[np.integer[Any]]) -> Int64:
         """End times of some rows, ns; computing only these saves memory: all ends of a large trace take as much as its starts."""
         ends: Int64 = self.start_ns[rows] + self.dur_ns[rows]

@@ -2,10 +2,10 @@
 
     python tools/bench/bench_ingest.py [TRACE] [--megabytes N]… [--rounds N] [--ranks N] [--other-python PATH]
 
-TRACE (default: a small made-up one) is replicated, its times shifted, until the file is large enough. Each side runs in a
+TRACE (default: a small made-up one) is replicated, its times and numbers shifted, until the file is large enough. Each side runs in a
 process of its own, in turns; the best of N rounds by wall time, beside the processor time of the process and its children.
 ``--other-python`` is an interpreter that has orjson and HolisticTraceAnalysis, where this one has not. MB are 10^6 bytes of JSON
-text, also for the gzip file; memory is the peak of the process, and its limit 300 MB + 60 bytes per event. Last a directory of
+text, also for the gzip file; memory is the peak of the process, and its limit 250 MB + 120 bytes per event. Last a directory of
 ``--ranks`` ranks of 20 MB, analysed by as many processes as there are cores: the peaks of the first process and of the largest
 of the others, beside what the ranks' events would take together.
 """
@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_TIME = re.compile(rb'("ts": ?)(\d+)')
+_NUMBER = re.compile(rb'"(ts|id|correlation|External id)": ?(\d+)')
 _SHIFT_US = 10_000_000
 _RANK_BYTES = 20 * 10**6
-_LIMIT_BYTES, _LIMIT_BYTES_PER_EVENT = 300 * 10**6, 60
+_LIMIT_BYTES, _LIMIT_BYTES_PER_EVENT = 250 * 10**6, 120
 
 _TELL = """
 import json, re, resource, sys, time
@@ -167,15 +167,20 @@ def _sample() -> bytes:
 
 
 def replicate(text: bytes, num_bytes: int) -> bytes:
-    """The trace over and over with later and later times, until it is at least this long."""
+    """The trace over and over with later times and numbers of its own, until it is at least this long."""
     bracket = text.index(b"[", text.index(b'"traceEvents"'))
     begin = text.index(b"{", bracket)
     end = json.JSONDecoder(strict=False).raw_decode(text.decode("latin-1"), bracket)[1] - 1
     events = text[begin:end].rstrip()
+    numbers = {int(found[2]) for found in _NUMBER.finditer(events) if found[1] != b"ts"}
+    shifts = dict.fromkeys((b"id", b"correlation", b"External id"), max(numbers, default=0) + 1) | {b"ts": _SHIFT_US}
+
+    def shifted(found: re.Match[bytes]) -> bytes:
+        return b'"%s": %d' % (found[1], int(found[2]) + len(copies) * shifts[found[1]])
+
     copies = [events]
     while sum(map(len, copies)) < num_bytes:
-        shift = len(copies) * _SHIFT_US
-        copies.append(_TIME.sub(lambda match, by=shift: match[1] + b"%d" % (int(match[2]) + by), events))  # type: ignore[misc]
+        copies.append(_NUMBER.sub(shifted, events))
     return text[:begin] + b",\n  ".join(copies) + text[end:]
 
 

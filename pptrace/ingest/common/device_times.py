@@ -270,12 +270,11 @@ class _Launched(Struct, frozen=True):
         """The work; None where there is none, or of several devices, or nothing tells what launched it."""
         calls = events.rows_named(_LAUNCHES, Category.RUNTIME)
         calls = calls[events.correlation[calls] >= 0]
-        if not len(rows) or not len(calls) or (events.device[rows] != events.device[rows[0]]).any():
+        host = events.host_span_ns
+        if host is None or not len(rows) or not len(calls) or (events.device[rows] != events.device[rows[0]]).any():
             return None
-        on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
-        first, last = int(events.start_ns[on_host[0]]), int(events.ends_of(on_host).max())
         start = events.start_ns[rows]
-        rows = rows[(start > first - _FAR_NS) & (start < last + _FAR_NS)]
+        rows = rows[(start > host[0] - _FAR_NS) & (start < host[1] + _FAR_NS)]
         by_number = calls[np.argsort(events.correlation[calls], kind="stable")]
         numbers, own = events.correlation[by_number], events.correlation[rows]
         index = np.minimum(np.searchsorted(numbers, own), len(numbers) - 1)

@@ -58,11 +58,10 @@ def _open_at_the_end(events: Events, rows: Rows) -> Rows:
 
     Calls inside one another that are the last ones end together too, but are as short as ever.
     """
-    if not len(rows):
+    host = events.host_span_ns
+    if not len(rows) or host is None:
         return rows
-    on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
-    last = int(events.ends_of(on_host).max())
-    at_end = events.ends_of(rows) >= last - _CROSSING_NS
+    at_end = events.ends_of(rows) >= host[1] - _CROSSING_NS
     found, others = rows[at_end & (events.dur_ns[rows] > _LONG_NS)], rows[~at_end]
     usual = reduce_groups(np.maximum, events.dur_ns[others], events.name_id[others], len(events.names))
     found = found[events.dur_ns[found] > usual[events.name_id[found]]]
@@ -129,11 +128,9 @@ def without_damaged_events(trace: Trace) -> Trace:
     if not len(events):
         return trace
     rows = device_rows(events)
-    on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
     far = rows[:0]
-    if len(on_host):
-        first, last = int(events.start_ns[on_host[0]]), int(events.ends_of(on_host).max())
-        far = rows[(events.start_ns[rows] > last + _FAR_NS) | (events.start_ns[rows] < first - _FAR_NS)]
+    if host := events.host_span_ns:
+        far = rows[(events.start_ns[rows] > host[1] + _FAR_NS) | (events.start_ns[rows] < host[0] - _FAR_NS)]
     misplaced = np.setdiff1d(out_of_order(events), far)
     empty = empty_ranges(events)
     if not len(far) and not len(misplaced) and not len(empty):

@@ -109,8 +109,9 @@ def times_between_operators(events: Events) -> Int64 | None:
     is_operator = events.category == Category.CPU_OP
     if not is_operator.any():
         return None
-    works = np.flatnonzero(is_operator | (events.category == Category.RUNTIME))
-    begins, latest = events.start_ns[works], events.ends_of(works)  # in order of begins, as all events are
+    works = is_operator | (events.category == Category.RUNTIME)
+    begins, latest = events.start_ns[works], events.dur_ns[works]  # in order of begins, as all events are
+    latest += begins
     np.maximum.accumulate(latest, out=latest)
     pauses = np.flatnonzero(begins[1:] - latest[:-1] >= _PAUSE_NS)
     starts = np.concatenate((events.start_ns[:1], latest[pauses], latest[-1:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from pptrace.clock import Clock
 from pptrace.clock.result import ClockMethod
 from pptrace.model.tables import COMMS, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
+from pptrace.recognise.recording import boundaries as boundaries_of_threads
 from pptrace.recognise.recording.boundaries import Boundaries
 from pptrace.recognise.recording.graph import graph_of
 from pptrace.recognise.recording.replay import Correction, corrected, join_graphs
@@ -258,6 +260,20 @@ def test_whatever_is_taken_out_work_keeps_its_order_on_streams_in_graphs_and_beh
     times = np.where(boundaries.is_end, found.end_ns[row[boundaries.event]], found.start_ns[row[boundaries.event]])
     for first, beyond in pairwise(boundaries.first.tolist()):
         assert (np.diff(times[first:beyond]) >= 0).all()
+
+
+@settings(max_examples=200 if ALL else 25, deadline=None)
+@given(st.lists(st.lists(programs, min_size=1, max_size=8), min_size=1, max_size=2), st.integers(1, 3_000))
+def test_times_are_the_same_in_whatever_blocks_boundaries_are_gone_through(
+    programs: list[list[object]], cost: int
+) -> None:
+    recorded, comms = run_programs([[Op(1_000, 1_000), *program] for program in programs], 4 * cost)
+    found = taken_out(recorded, comms, cost)
+    with patch.object(boundaries_of_threads, "_BLOCK", 3):
+        in_blocks = taken_out(recorded, comms, cost)
+    for whole, of_blocks in zip(found, in_blocks, strict=True):
+        np.testing.assert_allclose(of_blocks.start_ns, whole.start_ns, rtol=0, atol=1)  # sums of parts of nanoseconds
+        np.testing.assert_allclose(of_blocks.end_ns, whole.end_ns, rtol=0, atol=1)
 
 
 def test_a_thread_that_waits_for_a_core_after_what_it_waited_for_still_waits_for_it() -> None:
