@@ -2,8 +2,8 @@
 
     python tools/bench/bench_ingest.py [TRACE] [--megabytes N]… [--rounds N] [--ranks N] [--other-python PATH]
 
-TRACE (default: a small made-up one) is replicated, its times and numbers shifted, until the file is large enough. Each side runs in
-a process of its own, in turns; the best of N rounds by wall time, beside the processor time of the process and its children.
+TRACE (default: a small made-up one) is replicated, its times and numbers shifted, until the file is large enough. Each side runs
+in a process of its own, in turns; the best of N rounds by wall time, beside the processor time of the process and its children.
 ``--other-python`` is an interpreter that has orjson and HolisticTraceAnalysis, where this one has not. MB are 10^6 bytes of JSON
 text, also for the gzip file; memory is the peak of the process, and its limit 250 MB + 120 bytes per event. Last a directory of
 ``--ranks`` ranks of 20 MB, analysed by as many processes as there are cores: the peaks of the first process and of the largest
