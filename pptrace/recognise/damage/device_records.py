@@ -209,7 +209,7 @@ def _repeated(events: Events, kernels: Rows) -> Rows:
 
 
 def doubled(events: Events, rows: Rows, columns: Sequence[str]) -> Rows:
-    """Those of ascending rows that are another one again: with the same values in some columns, begin and length among them."""
+    """The rows, which ascend, that are another one again: with the same values in some columns, begin and length among these."""
     rows = rows[events.dur_ns[rows] > 0]
     follows = np.diff(events.start_ns[rows]) == 0  # begins with the one before it, as few do
     rows = rows[np.union1d(np.flatnonzero(follows), np.flatnonzero(follows) + 1)]

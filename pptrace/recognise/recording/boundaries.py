@@ -188,7 +188,7 @@ class NodeUnits(Struct, frozen=True):
         return len(self.events)
 
     def of_events(self, events: Rows) -> Float:
-        """What the nodes of each of these events took; 0 of those that launched no graph."""
+        """The units of each of these events; 0 of those that launched no graph."""
         if not len(self):
             return np.zeros(len(events))
         at = np.minimum(np.searchsorted(self.events, events), len(self) - 1)

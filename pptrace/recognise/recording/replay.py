@@ -216,7 +216,7 @@ class _Part(Struct, frozen=True, eq=False):
         return time[self.edges.source] <= time[self.edges.target]
 
     def num_into(self, time: Int64) -> Int64:
-        """How many edges lead into each node."""
+        """The number of edges into each node."""
         return np.bincount(self.edges.target[self.ahead(time)] - self.first, minlength=self.num_nodes)
 
     def among_equals(self, time: Int64) -> tuple[Int64, Int64]:
