@@ -136,8 +136,11 @@ class Session:
     def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
         """End the step of a watched wrapper; not ``stepped``: it raised."""
 
-    def begin_pass(self) -> None:
-        """Begin a pass of a watched pipeline with backwards; a second one in the same step begins another step."""
+    def begin_pass(self) -> int:
+        """Begin a pass of a watched pipeline with backwards; return how many its step has had, each of which is a step of its own
+        unless optimizers tell the steps.
+        """
+        return 0
 
     def steps(self, n: int) -> Iterator[int]:
         """Yield 0 … n − 1, each inside its STEP range; the profiler starts and stops at the chosen steps."""

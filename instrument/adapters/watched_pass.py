@@ -6,7 +6,7 @@ An adapter says what runs; this opens and closes the ranges. Several tensors of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from instrument.adapters.hooks import Watch
@@ -20,7 +20,11 @@ from pptrace.schedule.plan import Plan
 
 @dataclass(slots=True)
 class WatchedPass:
-    """The pass that runs now. Outside a pass, and in one without backwards, no op and no message is named."""
+    """The pass that runs now. Outside a pass, and in one without backwards, no op and no message is named.
+
+    Microbatches are numbered on through the passes of a step, which each count theirs from 0: ``_before`` of it came before this
+    one, which has ``_own`` so far.
+    """
 
     listener: Session
     works: Works
@@ -31,11 +35,14 @@ class WatchedPass:
     _planned: dict[tuple[Kind, int, int | None], Action] = field(default_factory=dict)
     _evaluation: Range | None = None
     _op: Range | None = None
+    _before: int = 0
+    _own: int = 0
 
     def begin(self, plan: Plan | None, pp_rank: int) -> None:
         """A pass with backwards begins; ``plan`` None where no plan is known."""
         self.end()
-        self.listener.begin_pass()
+        self._before = self._before + self._own if self.listener.begin_pass() else 0
+        self._own = 0
         actions = plan.compute_actions(pp_rank) if plan is not None else ()
         self._planned = {action.key: action for entry in actions for action in (entry, *entry.halves)}
         self.pairs = {(pair.stage, pair.microbatch): pair for pair in actions if pair.parts}
@@ -57,9 +64,11 @@ class WatchedPass:
     def begin_op(self, op: Action) -> None:
         """An op begins, with the plan's phase where that has it; one that was left open ends."""
         self.end_op()
+        self._own = max(self._own, 1 + (op.microbatch or 0))
         if self.runs and self.listener.recorder.listening:
             planned = self._planned.get(op.key)
-            self._op = self.listener.recorder.mark(OpMark(planned or op, self.listener.num_steps, planned is not None))
+            action = (planned or op).later(self._before)
+            self._op = self.listener.recorder.mark(OpMark(action, self.listener.num_steps, planned is not None))
             self._op.__enter__()
 
     def begin_pair(self, forward: Action, backward: Action) -> None:
@@ -78,7 +87,7 @@ class WatchedPass:
         recorder = self.listener.recorder
         if not transfers or not self.runs or not recorder.listening:
             return None
-        return recorder.mark(P2PMark(tuple(transfers), Axis.PP, self.listener.num_steps))
+        return recorder.mark(P2PMark(tuple(map(self._numbered, transfers)), Axis.PP, self.listener.num_steps))
 
     def exchange(self, links: Sequence[Link]) -> Range:
         """The range of an exchange of messages without a microbatch, such as the shapes of the next ones."""
@@ -90,7 +99,11 @@ class WatchedPass:
     def watch(self, work: Any, transfers: Sequence[Transfer]) -> None:
         """Mark the waits for a handle that these messages complete with."""
         step = self.listener.num_steps
-        self.works.watch(work, tuple(TransferWait(self.listener.recorder, transfer, step) for transfer in transfers))
+        named = map(self._numbered, transfers)
+        self.works.watch(work, tuple(TransferWait(self.listener.recorder, transfer, step) for transfer in named))
+
+    def _numbered(self, transfer: Transfer) -> Transfer:
+        return replace(transfer, action=transfer.action.later(self._before)) if self._before else transfer
 
 
 def watch_optimizer(listener: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:

@@ -42,6 +42,8 @@ class _GivenPath(click.Path):
             self.fail(
                 "the path is empty; expected the name of a file or directory ('.' is the current one)", param, ctx
             )
+        if isinstance(param, click.Option) and str(value).startswith("--"):  # behind one whose path was forgotten
+            self.fail(f"{value} is no path; expected the name of a file or directory (./{value})", param, ctx)
         if is_url(value):
             self.fail(f"{value} is a URL; expected the name of a file or directory of this machine", param, ctx)
         return super().convert(value, param, ctx)

@@ -35,7 +35,7 @@ class Outputs:
     """The requested outputs by option: {"--json": a file, "-" for stdout, or None}.
 
     Raises:
-        UsageError: more than one output is stdout, or one has no name.
+        UsageError: more than one output is stdout, or one has no name, or that of an option.
     """
 
     targets: Mapping[str, str | Path | None]
@@ -44,6 +44,8 @@ class Outputs:
         for option, target in self.targets.items():
             if target == "":
                 raise UsageError(f"{option}: the name is empty; expected that of a file, or - for stdout")
+            if str(target).startswith("--"):  # the option behind one whose file was forgotten
+                raise UsageError(f"{option}: {target} is no file; expected the name of one (./{target}), or - for stdout")
         if len(both := self._for_stdout()) > 1:
             raise UsageError(f"{' - and '.join(both)} -: stdout can take one of them; give files for the others")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -125,6 +125,13 @@ class Action:
     def halves(self) -> tuple[Action, ...]:
         """The simple actions of this one: its parts, or itself."""
         return self.parts or (self,)
+
+    def later(self, microbatches: int) -> Action:
+        """The same of a microbatch that comes so many after this one's."""
+        if not microbatches:
+            return self
+        parts = tuple(part.later(microbatches) for part in self.parts)
+        return replace(self, microbatch=None if self.microbatch is None else self.microbatch + microbatches, parts=parts)
 
     def __str__(self) -> str:
         if self.parts:

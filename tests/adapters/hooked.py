@@ -40,14 +40,15 @@ class WatchedSession(Session):
         self._passes = 0
         super().begin_step()
 
-    def begin_pass(self) -> None:
+    def begin_pass(self) -> int:
         if self.optimizers is not None:
             self.optimizers.ignore_backward()
             self.optimizers.begin()
-        if self._passes:
-            self.end_step()
-            self.begin_step()
+            if self.optimizers.ends_before_pass(self._passes):
+                self.end_step()
+                self.begin_step()
         self._passes += 1
+        return self._passes - 1
 
 
 @contextmanager

@@ -82,8 +82,10 @@ def step(schedule: Any, stages: list[LoggedStage], microbatches: int, seed: int)
     return [loss.item().hex() for loss in losses]
 
 
-def train(run: TorchRun, folder: str, hooked: bool = True, kind: Any = None) -> tuple[list[str], list[list[Any]]]:
-    """Some steps, those after the first recorded into ``folder``, with or without hooks.
+def train(
+    run: TorchRun, folder: str, hooked: bool = True, kind: Any = None, passes: int = 1
+) -> tuple[list[str], list[list[Any]]]:
+    """Some steps of so many passes each, those after the first recorded into ``folder``, with or without hooks.
 
     Returns:
         The losses of all steps, and by recorded step what this rank ran.
@@ -91,10 +93,10 @@ def train(run: TorchRun, folder: str, hooked: bool = True, kind: Any = None) -> 
     path = Path(folder) / f"rank{dist.get_rank()}.json"
     if not hooked:
         schedule, optimizer, stages = make(run, kind)
-        return _record(run, schedule, optimizer, stages, recorded(path))
+        return _record(run, schedule, optimizer, stages, recorded(path), passes)
     with hooks() as (session, adapters):
         schedule, optimizer, stages = make(run, kind)
-        result = _record(run, schedule, optimizer, stages, recorded(path, session, adapters))
+        result = _record(run, schedule, optimizer, stages, recorded(path, session, adapters), passes)
         assert adapters.hooks.lines == []
         return result
 
@@ -105,24 +107,25 @@ def _record(
     optimizer: torch.optim.Optimizer,
     stages: list[LoggedStage],
     recording: AbstractContextManager[None],
+    passes: int,
 ) -> tuple[list[str], list[list[Any]]]:
     """Train, and record all steps but the first."""
-    losses = _whole_step(schedule, optimizer, stages, run, 0)
+    losses = _whole_step(schedule, optimizer, stages, run, range(passes))
     ran = []
     dist.barrier()
     with recording:
         for number in range(run.steps):
             for stage in stages:
                 stage.log.clear()
-            losses += _whole_step(schedule, optimizer, stages, run, number + 1)
+            losses += _whole_step(schedule, optimizer, stages, run, range((number + 1) * passes, (number + 2) * passes))
             ran.append(sorted((list(entry) for stage in stages for entry in stage.log), key=lambda entry: entry[3]))
     return losses, ran
 
 
 def _whole_step(
-    schedule: Any, optimizer: torch.optim.Optimizer, stages: list[LoggedStage], run: TorchRun, number: int
+    schedule: Any, optimizer: torch.optim.Optimizer, stages: list[LoggedStage], run: TorchRun, seeds: range
 ) -> list[str]:
-    losses = step(schedule, stages, run.microbatches, number)
+    losses = [loss for seed in seeds for loss in step(schedule, stages, run.microbatches, seed)]
     optimizer.step()
     optimizer.zero_grad()
     return losses

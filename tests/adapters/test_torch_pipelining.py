@@ -42,9 +42,9 @@ def trained(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
     """Training with or without hooks, once for all tests that look at it."""
 
     @cache
-    def train_once(run: TorchRun, hooked: bool = True) -> Trained:
+    def train_once(run: TorchRun, hooked: bool = True, passes: int = 1) -> Trained:
         folder = tmp_path_factory.mktemp(run.schedule)
-        return Trained(folder, pool.run(train, run, str(folder), hooked, world=run.pp))
+        return Trained(folder, pool.run(train, run, str(folder), hooked, None, passes, world=run.pp))
 
     return train_once
 
@@ -154,6 +154,43 @@ def test_hooks_name_every_op_and_message(trained: Callable[..., Trained], name: 
         assert step.bubble.waterfall_ns is not None
         for rank_step in step.ranks:
             assert rank_step.compute_ns + rank_step.exposed_comm_ns + rank_step.bubble_ns == step.span_ns
+
+
+@pytest.mark.parametrize(("name", "passes"), [("1f1b", 3), ("dualpipe-v", 2)])
+def test_calls_before_one_update_are_one_step_whose_microbatches_are_numbered_on(
+    trained: Callable[..., Trained], name: str, passes: int
+) -> None:
+    run = TorchRun(name, 2, 4)
+    folder, results = trained(run, passes=passes)
+    analysis = load([folder])
+    compute = analysis.data.ops[analysis.data.ops["kind"].isin(COMPUTE_KINDS)]
+    assert sorted(compute["step"].unique()) == list(
+        range(1, 1 + run.steps)
+    )  # step 0, which was not recorded, has as many
+    for rank, (_, ran) in enumerate(results):
+        for done, (_, ops) in zip(ran, compute[compute["rank"] == rank].groupby("step"), strict=True):
+            size = len(done) // passes
+            assert halves(ops) == [
+                (kind, stage, microbatch + index // size * run.microbatches)
+                for index, (kind, stage, microbatch, *_) in enumerate(done)
+            ]
+    comms = analysis.data.comms
+    messages = comms[comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp") & (comms["step"] >= 0)]
+    assert set(messages["microbatch"]) == set(range(passes * run.microbatches))
+    assert (messages["match"] >= 0).all()
+    assert not [line for line in analysis.report.warnings if "an update takes" in line]
+
+
+def test_the_plan_of_one_call_is_the_plan_of_each_of_several(trained: Callable[..., Trained]) -> None:
+    folder, _ = trained(TorchRun("1f1b", 2, 4), passes=3)
+    report = load([folder]).report
+    assert (report.schedule.num_microbatches, report.schedule.source, report.schedule.mismatches) == (
+        12,
+        "metadata",
+        (),
+    )
+    assert [line for line in report.warnings if line.startswith("each step runs 1f1b 3 times")]
+    assert all(step.bubble.ratio is not None and step.bubble.waterfall_ns is not None for step in report.steps)
 
 
 @pytest.mark.parametrize(("name", "pp"), [("1f1b", 4), ("zbv", 2), ("dualpipe-v", 4)])

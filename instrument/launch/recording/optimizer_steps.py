@@ -5,6 +5,9 @@ the one seen last before the first steps again, unless that one steps after some
 inside that of another (wrappers) is part of it. Until an optimizer of torch's has stepped, and for ever where none does, the
 backward passes tell the steps: not every optimizer that a script makes is stepped, or stepped where Python sees it. A step
 that is captured into a CUDA graph is made by each replay of it.
+
+Passes of a pipeline that is watched are steps where no optimizer tells them: neither has one of torch's stepped, nor has one
+gradients that wait for its step. Several passes before one update (gradient accumulation) are one step.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -27,6 +31,8 @@ from pptrace.marks import P2P, SpanKind
 
 _REGULAR = 2
 """Iterations in a row with which an optimizer has to end until the next one waits for it, if it did not end all so far."""
+_MOST_PASSES = 256
+"""Passes of a pipeline before one update: after more, nothing steps in what is only a benchmark of passes."""
 
 
 class IterationRule:
@@ -44,6 +50,11 @@ class IterationRule:
         self._latest_before: int | None = None  # that of the iteration before
         self._num_same = 0  # iterations in a row with that one
         self._num_iterations = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether an optimizer has stepped."""
+        return self._latest is not None
 
     @property
     def is_open(self) -> bool:
@@ -104,6 +115,10 @@ class OptimizerSteps:
         self._begun = False
         self._attached = True
         self._range: Range | None = None
+        self._passes_are_steps = False
+        self._made: WeakSet[Optimizer] = WeakSet()
+        self._patch: Any = Optimizer._patch_step_function
+        Optimizer._patch_step_function = self._note_made(self._patch)  # type: ignore[method-assign,assignment]
         self._unwrapped: Any = Optimizer.profile_hook_step
         self._scaled: Any = GradScaler.step
         self._graphs = GraphReplays(self._before_replay, self._after)
@@ -124,8 +139,18 @@ class OptimizerSteps:
         self._leave_forward()
         self.ignore_backward()
         self._graphs.detach()
+        Optimizer._patch_step_function = self._patch  # type: ignore[method-assign]
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
         GradScaler.step = self._scaled  # type: ignore[method-assign]
+
+    def ends_before_pass(self, num_passes: int) -> bool:
+        """Return whether the pass of a pipeline that begins is of another step than the ``num_passes`` before it."""
+        self._passes_are_steps |= num_passes >= _MOST_PASSES
+        return num_passes > 0 and (self._passes_are_steps or not (self._rule.has_begun or self._has_gradients()))
+
+    def _has_gradients(self) -> bool:
+        groups = (group for optimizer in self._made for group in optimizer.param_groups)
+        return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
     @property
     def num_backwards(self) -> int:
@@ -198,6 +223,16 @@ class OptimizerSteps:
             return original(*args, **kwargs)
 
         return watched
+
+    def _note_made(self, patch: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
+        """Note each optimizer that is made, by what its constructor calls."""
+
+        @functools.wraps(patch)
+        def noted(optimizer: Optimizer) -> None:
+            self._made.add(optimizer)
+            patch(optimizer)
+
+        return noted
 
     def _watch_scaler(self, scaled: Callable[..., Any]) -> Callable[..., Any]:
         """An iteration whose gradients overflowed ends without a step of the optimizer: that of its scaler tells it."""
@@ -301,6 +336,7 @@ class OptimizerSteps:
             self._close_range()
 
     def _after(self, optimizer: object) -> None:
+        self._passes_are_steps = False
         if self._depth == 0 and self._rule.after(id(optimizer)):
             self._next_step()
 

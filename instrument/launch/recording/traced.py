@@ -183,14 +183,15 @@ class TracedSession(Session):
         if self._hooks is not None:
             self._hooks.end_whole(optimizer, stepped=stepped)
 
-    def begin_pass(self) -> None:
+    def begin_pass(self) -> int:
         if self._hooks is not None:
             self._hooks.ignore_backward()
             self._hooks.begin()
-        if self._passes and not self._marks_steps:
+        if self._hooks is not None and self._hooks.ends_before_pass(self._passes):
             self.end_step()
             self.begin_step()
         self._passes += 1
+        return self._passes - 1
 
     def look(self) -> None:
         if self._hooks is not None:

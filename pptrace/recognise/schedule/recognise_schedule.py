@@ -76,7 +76,20 @@ def _compared_in_training(plan: Plan, source: PlanSource, measured: Sequence[Mea
     """The plan compared with all steps but those of evaluation, unless the plan is one of evaluation itself."""
     trains = bool((plan.table.kind != Kind.F.code).any())
     training = [step for step in measured if not only_forwards(step)] if trains else measured
-    return _without_evaluations(compare_with_plan(plan, source, training), training, measured)
+    plan_of_step, warnings = _several_times(plan, training)
+    return _without_evaluations(compare_with_plan(plan_of_step, source, training, warnings), training, measured)
+
+
+def _several_times(plan: Plan, measured: Sequence[MeasuredStep]) -> tuple[Plan, tuple[str, ...]]:
+    """(the plan, or the order of the most complete step where that runs it several times, one after the other; a line on that)."""
+    if not measured or (best := most_complete(measured)).num_ops <= len(plan.table.kind):
+        return plan, ()
+    order, _ = _plan_of(best)
+    runs = match_runs(order) if order is not None else ()
+    shape = (plan.name, plan.num_microbatches)
+    if order is None or shape not in [(run.name, run.num_microbatches) for run in runs]:
+        return plan, ()
+    return order, (_line_of_runs(runs, measured),)
 
 
 def _without_evaluations(

@@ -200,6 +200,26 @@ def test_a_script_without_a_launcher_gets_its_steps_and_nothing_else() -> None:
     assert not run.recorder.listening
 
 
+def test_passes_of_a_pipeline_are_steps_where_no_optimizer_steps_or_has_gradients(ledger: Ledger) -> None:
+    assert [ledger.observer.ends_before_pass(number) for number in (0, 1, 2)] == [False, True, True]
+    optimizer = make_optimizer(ledger)
+    assert ledger.observer.ends_before_pass(1), "it may never step"
+    (weight,) = optimizer.param_groups[0]["params"]
+    weight.grad = torch.ones(1)
+    assert not ledger.observer.ends_before_pass(1)
+    weight.grad = None
+    optimizer.step()
+    assert not ledger.observer.ends_before_pass(1), "optimizers step here"
+
+
+def test_passes_are_steps_from_where_too_many_have_no_update_until_there_is_one(ledger: Ledger) -> None:
+    optimizer = make_optimizer(ledger)
+    optimizer.step()
+    assert [ledger.observer.ends_before_pass(number) for number in (255, 256, 1)] == [False, True, True]
+    optimizer.step()
+    assert not ledger.observer.ends_before_pass(1)
+
+
 def test_a_closure_runs_outside_the_optimizer_range() -> None:
     spans: list[str] = []
 
