@@ -31,8 +31,8 @@ from pptrace.marks import P2P, SpanKind
 
 _REGULAR = 2
 """Iterations in a row with which an optimizer has to end until the next one waits for it, if it did not end all so far."""
-_MOST_PASSES = 256
-"""Passes of a pipeline before one update: after more, nothing steps in what is only a benchmark of passes."""
+_MOST_PASSES, _MOST_BEFORE_FIRST = 256, 32
+"""Passes of a pipeline before one update, and before the first one: where more have none, this is a benchmark of passes."""
 
 
 class IterationRule:
@@ -145,8 +145,9 @@ class OptimizerSteps:
 
     def ends_before_pass(self, num_passes: int) -> bool:
         """Return whether the pass of a pipeline that begins is of another step than the ``num_passes`` before it."""
-        self._passes_are_steps |= num_passes >= _MOST_PASSES
-        return num_passes > 0 and (self._passes_are_steps or not (self._rule.has_begun or self._has_gradients()))
+        has_stepped = self._rule.has_begun
+        self._passes_are_steps |= num_passes >= (_MOST_PASSES if has_stepped else _MOST_BEFORE_FIRST)
+        return num_passes > 0 and (self._passes_are_steps or not (has_stepped or self._has_gradients()))
 
     def _has_gradients(self) -> bool:
         groups = (group for optimizer in self._made for group in optimizer.param_groups)

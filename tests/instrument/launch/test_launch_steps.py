@@ -206,7 +206,7 @@ def test_passes_of_a_pipeline_are_steps_where_no_optimizer_steps_or_has_gradient
     assert ledger.observer.ends_before_pass(1), "it may never step"
     (weight,) = optimizer.param_groups[0]["params"]
     weight.grad = torch.ones(1)
-    assert not ledger.observer.ends_before_pass(1)
+    assert [ledger.observer.ends_before_pass(number) for number in (1, 31, 32, 1)] == [False, False, True, True]
     weight.grad = None
     optimizer.step()
     assert not ledger.observer.ends_before_pass(1), "optimizers step here"
