@@ -45,7 +45,9 @@ class Outputs:
             if target == "":
                 raise UsageError(f"{option}: the name is empty; expected that of a file, or - for stdout")
             if str(target).startswith("--"):  # the option behind one whose file was forgotten
-                raise UsageError(f"{option}: {target} is no file; expected the name of one (./{target}), or - for stdout")
+                raise UsageError(
+                    f"{option}: {target} is no file; expected the name of one (./{target}), or - for stdout"
+                )
         if len(both := self._for_stdout()) > 1:
             raise UsageError(f"{' - and '.join(both)} -: stdout can take one of them; give files for the others")
 

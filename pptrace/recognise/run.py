@@ -52,7 +52,7 @@ from pptrace.recognise.steps.common_steps import (
     without_capturing_steps,
 )
 from pptrace.recognise.steps.cut_by_balance import with_balanced_steps
-from pptrace.recognise.steps.shared_updates import line_of_updates
+from pptrace.recognise.steps.shared_updates import with_whole_updates
 from pptrace.slices import rows_among
 
 
@@ -113,8 +113,9 @@ def recognise_ranks(
         *located.warnings,
     ]
     ops, repeated = with_repeated_steps(placed.ops, ranks)
-    warnings += (*step_ranges, *repeated, *line_of_updates(ops))
-    placed, mesh = replace(placed, ops=ops), placed.mesh
+    ops, own_comms, updates = with_whole_updates(ops, placed.comms)
+    warnings += (*step_ranges, *repeated, *updates)
+    placed, mesh = replace(placed, ops=ops, comms=own_comms), placed.mesh
     if placed.explanations is None:
         schedule_info = recognise_schedule(ops, mesh, metadata, schedule)
     else:

@@ -131,7 +131,9 @@ class Action:
         if not microbatches:
             return self
         parts = tuple(part.later(microbatches) for part in self.parts)
-        return replace(self, microbatch=None if self.microbatch is None else self.microbatch + microbatches, parts=parts)
+        return replace(
+            self, microbatch=None if self.microbatch is None else self.microbatch + microbatches, parts=parts
+        )
 
     def __str__(self) -> str:
         if self.parts:

@@ -9,18 +9,41 @@ from pptrace.model.tables import BACKWARD_KINDS
 from pptrace.slices import rows_among
 
 
-def line_of_updates(ops: pd.DataFrame) -> tuple[str, ...]:
-    """A line where an optimizer runs in each second step with backwards alone, or rarer, but as often on all ranks that have one.
+def with_whole_updates(ops: pd.DataFrame, comms: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
+    """Join the calls of a schedule that share an update to one step, with microbatches numbered on through them; with a line.
 
-    Two updates alone tell nothing: one between them may be left out (as where gradients overflow).
+    They do where an optimizer runs in each second step with backwards alone, or rarer, but as often on all ranks that have one.
+    Steps that are marked as such stay as they are, and so do those of a run that also evaluates.
+
+    Args:
+        ops, comms: of all ranks (schemas OPS and COMMS).
     """
     steps = np.unique(ops.loc[rows_among(ops["kind"], BACKWARD_KINDS) & (ops["step"] >= 0), "step"])
     updates = ops[(ops["kind"] == "OPTIMIZER") & ops["step"].isin(steps)]
     gaps = [np.diff(np.searchsorted(steps, np.unique(of_rank))) for _, of_rank in updates.groupby("rank")["step"]]
     rarer = set(np.concatenate(gaps).tolist()) if gaps else set()
-    if len(rarer) != 1 or min(rarer) < 2 or max(map(len, gaps)) < 2:
-        return ()
+    if len(rarer) != 1 or min(rarer) < 2 or max(map(len, gaps)) < 2:  # one may be left out, as where gradients overflow
+        return ops, comms, ()
     (each,) = rarer
-    return (
-        f"an optimizer runs in one of {each} steps alone: a step is a call of the schedule, and an update takes {each} of them",
-    )
+    is_marked = rows_among(ops["kind"], ("STEP",)).any()
+    if is_marked or not ops["step"].isin([-1, *steps]).all():
+        line = f"an optimizer runs in one of {each} steps alone: a step is a call of the schedule"
+        return ops, comms, (f"{line}, and an update takes {each} of them",)
+    # A step ends with the call behind which the optimizer runs; the first one may have begun before the trace.
+    missing = (-1 - int(np.searchsorted(steps, updates["step"].min()))) % each
+    number = (np.arange(len(steps)) + missing) // each
+    calls_before = np.arange(len(steps)) - np.searchsorted(number, number)
+    of_step = pd.Series(number, index=steps)
+    before = pd.Series(calls_before * (int(ops["microbatch"].max()) + 1), index=steps)
+
+    def joined(table: pd.DataFrame) -> pd.DataFrame:
+        step, shift = table["step"].map(of_step), table["step"].map(before)
+        is_known = step.notna()
+        counts = is_known & (table["microbatch"] >= 0)
+        return table.assign(
+            step=table["step"].where(~is_known, step.fillna(0).astype("int64")),
+            microbatch=table["microbatch"].where(~counts, table["microbatch"] + shift.fillna(0).astype("int64")),
+        )
+
+    line = f"{each} calls of a schedule share an update: each step is {each} of them, with microbatches numbered on"
+    return joined(ops), joined(comms), (line,)

@@ -276,6 +276,24 @@ def test_times_are_the_same_in_whatever_blocks_boundaries_are_gone_through(
         np.testing.assert_allclose(of_blocks.end_ns, whole.end_ns, rtol=0, atol=1)
 
 
+def test_time_of_the_profiler_itself_is_taken_out_of_the_thread_that_it_was_on() -> None:
+    """Two threads that do not wait for each other; on the second the profiler writes a buffer for 20 µs."""
+    operators = [
+        Event(Category.CPU_OP, f"aten::op{thread}{index}", at, at + 1_000, thread=thread)
+        for thread, begins in ((1, (0, 50_000)), (2, (10_000, 60_000)), (3, (5_000, 70_000)))
+        for index, at in enumerate(begins)
+    ]
+    buffers = [
+        Event(Category.OVERHEAD, "Activity Buffer Request", at, at + 10_000, thread=2) for at in (20_000, 40_000)
+    ]
+    elsewhere = Event(Category.OVERHEAD, "Activity Buffer Request", 30_000, 35_000, thread=-1)
+    (found,) = taken_out([make_trace([*operators, *buffers, elsewhere]).events], empty_table(COMMS), 1.0)
+    starts = {found.names[name]: start for name, start in zip(found.name_id, found.start_ns, strict=True)}
+    assert starts["aten::op11"] == pytest.approx(50_000, abs=10)
+    assert starts["aten::op21"] == pytest.approx(40_000, abs=10)
+    assert starts["aten::op31"] == pytest.approx(70_000, abs=10)
+
+
 def test_a_thread_that_waits_for_a_core_after_what_it_waited_for_still_waits_for_it() -> None:
     """Operators that record much, then a barrier on a worker, after which the main thread gets a core 1.5 ms late."""
     operators = [
