@@ -81,7 +81,7 @@ def _compared_in_training(plan: Plan, source: PlanSource, measured: Sequence[Mea
 
 
 def _several_times(plan: Plan, measured: Sequence[MeasuredStep]) -> tuple[Plan, tuple[str, ...]]:
-    """(the plan, or the order of the most complete step where that runs it several times, one after the other; a line on that)."""
+    """(the plan, or the order of the most complete step where that runs it several times, one after another; a line on that)."""
     if not measured or (best := most_complete(measured)).num_ops <= len(plan.table.kind):
         return plan, ()
     order, _ = _plan_of(best)
