@@ -13,7 +13,8 @@ def with_whole_updates(ops: pd.DataFrame, comms: pd.DataFrame) -> tuple[pd.DataF
     """Join the calls of a schedule that share an update to one step, with microbatches numbered on through them; with a line.
 
     They do where an optimizer runs in each second step with backwards alone, or rarer, but as often on all ranks that have one.
-    Steps that are marked as such stay as they are, and so do those of a run that also evaluates.
+    Steps that are marked as such stay as they are, and so do those of a run that also evaluates, and of a trace that begins or
+    ends between two calls of one.
 
     Args:
         ops, comms: of all ranks (schemas OPS and COMMS).
@@ -26,13 +27,11 @@ def with_whole_updates(ops: pd.DataFrame, comms: pd.DataFrame) -> tuple[pd.DataF
         return ops, comms, ()
     (each,) = rarer
     is_marked = rows_among(ops["kind"], ("STEP",)).any()
-    if is_marked or not ops["step"].isin([-1, *steps]).all():
+    are_whole = (int(np.searchsorted(steps, updates["step"].min())) + 1, len(steps) % each) == (each, 0)
+    if is_marked or not are_whole or not ops["step"].isin([-1, *steps]).all():
         line = f"an optimizer runs in one of {each} steps alone: a step is a call of the schedule"
         return ops, comms, (f"{line}, and an update takes {each} of them",)
-    # A step ends with the call behind which the optimizer runs; the first one may have begun before the trace.
-    missing = (-1 - int(np.searchsorted(steps, updates["step"].min()))) % each
-    number = (np.arange(len(steps)) + missing) // each
-    calls_before = np.arange(len(steps)) - np.searchsorted(number, number)
+    number, calls_before = np.divmod(np.arange(len(steps)), each)
     of_step = pd.Series(number, index=steps)
     before = pd.Series(calls_before * (int(ops["microbatch"].max()) + 1), index=steps)
 

@@ -24,9 +24,7 @@ def run_of(updates: dict[int, tuple[int, ...]], num_calls: int = 6) -> pd.DataFr
     [
         ({0: (1, 3, 5), 1: (1, 3, 5)}, [0, 0, 1, 1, 2, 2]),
         ({0: (1, 3, 5)}, [0, 0, 1, 1, 2, 2]),
-        ({0: (0, 2, 4)}, [0, 1, 1, 2, 2, 3]),
         ({1: (2, 5, 8)}, [0, 0, 0, 1, 1, 1, 2, 2, 2]),
-        ({1: (0, 3, 6)}, [0, 1, 1, 1, 2, 2, 2]),
     ],
 )
 def test_calls_that_share_an_update_are_one_step_whose_microbatches_are_numbered_on(
@@ -52,11 +50,19 @@ def test_steps_whose_updates_are_no_pattern_stay_as_they_are(updates: dict[int, 
     assert with_whole_updates(ops, ops) == (ops, ops, ())
 
 
-@pytest.mark.parametrize("other", [(0, 0, "STEP", -1), (0, 6, "F", 0)])
-def test_steps_that_are_marked_and_those_of_runs_that_evaluate_are_calls_of_which_several_share_an_update(
-    other: tuple[int, int, str, int],
+@pytest.mark.parametrize(
+    ("updates", "other"),
+    [
+        ((1, 3, 5), (0, 0, "STEP", -1)),
+        ((1, 3, 5), (0, 6, "F", 0)),
+        ((1, 3, 5), (0, 6, "B", 0)),
+        ((0, 2, 4), (0, 4, "W", 0)),
+    ],
+)
+def test_calls_stay_steps_where_these_are_marked_or_evaluate_or_the_trace_begins_or_ends_within_one(
+    updates: tuple[int, ...], other: tuple[int, int, str, int]
 ) -> None:
-    ops = pd.concat([run_of({0: (1, 3, 5)}), pd.DataFrame([other], columns=COLUMNS)], ignore_index=True)
+    ops = pd.concat([run_of({0: updates}), pd.DataFrame([other], columns=COLUMNS)], ignore_index=True)
     same, _, (line,) = with_whole_updates(ops, ops)
     assert same is ops
     assert "an update takes 2 of them" in line
