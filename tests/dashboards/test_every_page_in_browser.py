@@ -57,6 +57,20 @@ def test_an_open_page_says_that_its_server_has_ended_until_one_answers(serve: Se
     page.close()
 
 
+def test_a_page_says_what_its_server_could_not_answer_until_it_answers_again(serve: Serve, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto(serve([SAMPLES / "1f1b_p2"]))
+    page.wait_for_selector("#facts .fact")
+    page.route("**/_dash-update-component*", lambda route: route.fulfill(status=400, body="refused"))
+    page.click("#to-steps")
+    page.wait_for_selector("#unanswered[role=alert]")
+    assert "(HTTP 400)" in page.inner_text("#unanswered")
+    page.unroute("**/_dash-update-component*")
+    page.click("#to-bubbles")
+    page.wait_for_selector("#unanswered", state="detached")
+    page.close()
+
+
 STATE = "document.querySelector('#timeline').timeline"
 SPREAD = """selector => {
     const middles = [...document.querySelectorAll(selector)].map(element => element.getBoundingClientRect())
