@@ -36,6 +36,7 @@ from pptrace.recognise.ops.label_columns import (
 )
 from pptrace.recognise.ops.label_rows import spans_table, tables_of_labels
 from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables, num_outside_steps, spans_of_steps
+from pptrace.recognise.ops.named_ranges import EVAL, with_spans
 from pptrace.schedule.actions import Kind
 from pptrace.slices import rows_among
 
@@ -154,7 +155,7 @@ def _tables(
     calls: pd.DataFrame,
 ) -> RankTables:
     """Tables from ranges that still lack their steps and microbatches."""
-    ranges, skipped = without_evaluations(events, ranges, launches)
+    ranges, evaluated, skipped = without_evaluations(events, ranges, launches)
     phases = LabelledPhases(ranges)
     if not ranges.has_span("STEP", "OPTIMIZER").any():
         # No range ends a step, but ops or messages have to be counted within one: kernels of optimizers do.
@@ -168,8 +169,10 @@ def _tables(
         what = "evaluation, or steps whose beginning is not in the trace"
         evidence = (*evidence, f"left out {counted(num_outside, 'op')} outside all ranges of steps: {what}")
     labelled = with_microbatches(stepped)
-    tables = tables_of_labels(labelled, source, launches, events, calls, phases)
-    return RankTables(framework, *tables, (*evidence, *skipped), run_sizes=labelled.run_sizes)
+    ops, comms = tables_of_labels(labelled, source, launches, events, calls, phases)
+    if len(evaluated[0]):
+        ops = with_spans(ops, EVAL, *evaluated, launches)
+    return RankTables(framework, ops, comms, (*evidence, *skipped), run_sizes=labelled.run_sizes)
 
 
 def _inference(events: Events, labelled: Ranges) -> Inference:

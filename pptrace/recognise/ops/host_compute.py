@@ -28,7 +28,7 @@ from pptrace.recognise.ops.label_columns import Ranges
 from pptrace.recognise.ops.label_steps import LaunchIndex, counted_steps
 from pptrace.recognise.ops.named_ranges import CHECKPOINT, DATA, LOGGING, found_ranges
 from pptrace.schedule.actions import Kind
-from pptrace.slices import last_like, rows_among
+from pptrace.slices import last_like, reduce_groups, rows_among
 
 _NOT_COMPUTE = re.compile(r"^(?:c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:)")
 
@@ -108,18 +108,21 @@ def _reading(table: pd.DataFrame, is_forward: Bool) -> list[npt.NDArray[Any]]:
 _BACKWARD = [kind.code for kind in (Kind.B, Kind.I, Kind.W, Kind.SEND_B, Kind.RECV_B)]
 
 
-def without_evaluations(events: Events, ranges: Ranges, launches: LaunchIndex) -> tuple[Ranges, tuple[str, ...]]:
-    """Drop passes whose backwards ran nothing; if no pass trained, drop only the backwards. With a warning.
+def without_evaluations(
+    events: Events, ranges: Ranges, launches: LaunchIndex
+) -> tuple[Ranges, tuple[Int64, Int64], tuple[str, ...]]:
+    """Drop passes whose backwards ran nothing, with the begin and the end of each, and a warning. If none trained, drop only the
+    backwards.
 
     A stage whose backwards compute nothing (it is frozen, say) receives gradients in them nevertheless.
     """
-    is_backward = np.isin(ranges.kind, _BACKWARD)
+    is_backward, none = np.isin(ranges.kind, _BACKWARD), (ranges.start_ns[:0], ranges.end_ns[:0])
     if not is_backward.any():
-        return ranges, ()
+        return ranges, none, ()
     is_forward = ranges.kind == Kind.F.code
     ran = _ran(events, ranges, launches, np.flatnonzero(is_backward | is_forward))
     if ran[is_backward].all() or not ran[is_forward].any():
-        return ranges, ()
+        return ranges, none, ()
     order = np.argsort(ranges.start_ns, kind="stable")
     number = np.empty(len(ranges), dtype=np.int64)
     number[order] = counted_steps(ranges.where(order))
@@ -132,14 +135,17 @@ def without_evaluations(events: Events, ranges: Ranges, launches: LaunchIndex) -
 
     is_evaluation = has(is_backward) & has(is_forward & ran) & ~has(is_backward & ran)
     if not is_evaluation.any():
-        return ranges, ()
+        return ranges, none, ()
     left_out = np.append(is_evaluation, False)[of_pass]
-    if not is_evaluation.all():
-        line = f"left out {is_evaluation.sum()} of {len(passes)} passes as evaluation: their backwards run nothing"
-    else:
-        left_out &= is_backward
+    if is_evaluation.all():
         line = "the ranges of backwards hold nothing: forwards alone ran (evaluation or inference)"
-    return ranges.where(~left_out), (line,)
+        return ranges.where(~(left_out & is_backward)), none, (line,)
+    begin, end = (
+        reduce_groups(first, times[left_out], of_pass[left_out], len(passes))[is_evaluation]
+        for first, times in ((np.minimum, ranges.start_ns), (np.maximum, ranges.end_ns))
+    )
+    line = f"left out {is_evaluation.sum()} of {len(passes)} passes as evaluation: their backwards run nothing"
+    return ranges.where(~left_out), (begin, end), (line,)
 
 
 def _ran(events: Events, ranges: Ranges, launches: LaunchIndex, rows: Int64) -> Bool:

@@ -19,6 +19,7 @@ name.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,20 +65,35 @@ def _with_ranges(ops: pd.DataFrame, events: Events, kind: str, launches: LaunchI
     if len(rows) and kind != GARBAGE_COLLECTION:  # for which all threads stand still
         rows = rows[np.isin(events.thread[rows], working_threads(events))]
         rows = rows[~events.intervals_of(rows).are_inside_another()]
-    if not len(rows):
-        return ops
-    # A step begins with its range, or where steps have none with its first op, before which its data is loaded.
+    if len(rows) and kind == CHECKPOINT:  # its name says that it writes, or does not come several times a step
+        num_steps = len(_begins(ops, kind)[0])
+        counts = np.bincount(events.name_id[rows], minlength=len(events.names))
+        is_seldom = events.named(_SAVES, rows) | (counts < _MOST_SAVES * num_steps)
+        rows = rows[is_seldom[events.name_id[rows]]]
+    return with_spans(ops, kind, events.start_ns[rows], events.ends_of(rows), launches) if len(rows) else ops
+
+
+def _begins(ops: pd.DataFrame, kind: str) -> tuple[pd.Series[Any], pd.DataFrame, bool]:
+    """(when each step begins, in order; the rows of steps that tell it; whether these are ranges of steps).
+
+    A step begins with its range, or where steps have none with its first op, before which its data is loaded.
+    """
     is_step, is_op = ops["kind"] == "STEP", rows_among(ops["kind"], COMPUTE_KINDS)
     has_ranges = bool(is_step.any()) and not (kind == DATA and is_op.any())
     of_steps = ops[(is_step if has_ranges else is_op) & (ops["step"] >= 0)]
-    begins = of_steps.groupby("step")["start_ns"].min().sort_values()
+    return of_steps.groupby("step")["start_ns"].min().sort_values(), of_steps, has_ranges
+
+
+def with_spans(
+    ops: pd.DataFrame, kind: str, start: Int64, end: Int64, launches: LaunchIndex | None = None
+) -> pd.DataFrame:
+    """The ops with spans of a kind at these times, each of the step that began last before it, data of the next one; as they are
+    where no step is known. With ``launches`` they last as long as what they launched.
+    """
+    begins, of_steps, has_ranges = _begins(ops, kind)
     if begins.empty:
         return ops
-    if kind == CHECKPOINT:  # its name says that it writes, or does not come several times a step
-        counts = np.bincount(events.name_id[rows], minlength=len(events.names))
-        is_seldom = events.named(_SAVES, rows) | (counts < _MOST_SAVES * len(begins))
-        rows = rows[is_seldom[events.name_id[rows]]]
-    start, end, clock = events.start_ns[rows], events.ends_of(rows), np.full(len(rows), "host", dtype=object)
+    clock = np.full(len(start), "host", dtype=object)
     if launches is not None:
         found = launches.spans(start, end, communication=False)
         start, end = (np.where(found.launched, *times) for times in ((found.start_ns, start), (found.end_ns, end)))
@@ -86,7 +102,7 @@ def _with_ranges(ops: pd.DataFrame, events: Events, kind: str, launches: LaunchI
     index = np.maximum(begun - 1, 0)
     if kind == DATA:
         until = of_steps.groupby("step")["end_ns"].max().loc[begins.index].to_numpy()
-        is_next = (begun == 0) | (start >= until[index]) if has_ranges else np.ones(len(rows), dtype=np.bool_)
+        is_next = (begun == 0) | (start >= until[index]) if has_ranges else np.ones(len(start), dtype=np.bool_)
         index = np.where(is_next, np.minimum(begun, len(begins) - 1), index)
     step = begins.index.to_numpy()[index]
     table = ops_table({"kind": kind, "step": step, "start_ns": start, "end_ns": end, "clock": as_category(clock)})

@@ -56,7 +56,9 @@ def shown(rank: RecognisedRank) -> list[tuple[int, str]]:
 
 def test_a_pass_whose_backwards_hold_nothing_is_evaluation_and_no_step() -> None:
     rank = recognise_rank(make_trace([*trained(0), *evaluated(2000), *trained(4000)]))
-    assert shown(rank) == [(0, "F"), (0, "B"), (1, "F"), (1, "B")]
+    assert shown(rank) == [(0, "F"), (0, "B"), (0, "EVAL"), (1, "F"), (1, "B")]
+    evaluation = rank.ops[rank.ops["kind"] == "EVAL"].iloc[0]
+    assert (evaluation["start_ns"], evaluation["end_ns"]) == (START + 2000, START + 2000 + 1100)
     assert set(rank.comms.groupby("step").size()) == {4}
     assert any("1 of 3 passes" in line for line in rank.warnings)
 
@@ -68,7 +70,13 @@ def test_kernels_alone_tell_an_evaluation_too() -> None:
         launch = replace(event, category=Category.RUNTIME, name="cudaLaunchKernel", correlation=number)
         kernel = Event(Category.KERNEL, "gemm", event.end, event.end + 5, 0, 7, correlation=number)
         events += [launch, kernel] if computes else [event]
-    assert shown(recognise_rank(make_trace(events))) == [(0, "F"), (0, "B"), (1, "F"), (1, "B")]
+    rank = recognise_rank(make_trace(events))
+    assert shown(rank) == [(0, "F"), (0, "B"), (0, "EVAL"), (1, "F"), (1, "B")]
+    evaluation = rank.ops[rank.ops["kind"] == "EVAL"].iloc[0]
+    (kernel,) = [
+        event for event in events if event.category is Category.KERNEL and START + 2000 < event.start < START + 4000
+    ]
+    assert (evaluation["start_ns"], evaluation["end_ns"]) == (kernel.start, kernel.end)
 
 
 def test_an_evaluation_in_the_range_of_a_step_doubles_none_of_its_ops() -> None:
