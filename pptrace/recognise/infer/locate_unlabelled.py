@@ -24,7 +24,7 @@ from pptrace.recognise.infer.match import Match, RankMatch, in_steps, with_match
 from pptrace.recognise.infer.match_chain import match_chain
 from pptrace.recognise.infer.match_checks import contradiction_of_chunks
 from pptrace.recognise.infer.match_lone_rank import match_alone
-from pptrace.recognise.infer.one_way import Separated, separations
+from pptrace.recognise.infer.one_way import Separated, along_one_axis, separations
 from pptrace.recognise.infer.stages import StageAssignment
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.slices import distinct_of, rows_among
@@ -66,6 +66,9 @@ def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int 
     )
     if isinstance(joint, JointMatch):
         return joint
+    along = [outcome_of(lambda way: _match_jointly(ranks, way, groups, world), way) for way in along_one_axis(evidence)]
+    if len(matched := [match for match in along if isinstance(match, JointMatch)]) == 1:
+        return matched[0]
     if world > len(ranks) or not groups.world_size:
         alone = _match_each_alone(ranks, evidence)
         if alone.notes and not alone.refused:
@@ -97,7 +100,7 @@ def _match_jointly(ranks: Sequence[RecognisedRank], separated: Separated, groups
     if isinstance(pipelines, MismatchError):
         raise pipelines
     steps = _in_steps(pipelines, ranks)
-    matched = with_matches(ranks, steps, separated.one_way)
+    matched = with_matches(ranks, steps, separated.others, separated.axis)
     chains = tuple(match.chain for match in pipelines)
     return JointMatch(matched, chains, (*_notes(pipelines, steps, matched), *separated.lines, *cut))
 

@@ -199,14 +199,14 @@ def _by_run(row: Sequence[OrderedOp], sizes: Sequence[int]) -> list[list[Ordered
     return runs
 
 
-OneWay = Mapping[int, Mapping[str, Messages]]
+OtherMessages = Mapping[int, Mapping[str, Messages]]
 """Messages that were left out of the evidence, by rank and kind."""
 
 
 def with_matches(
-    ranks: Sequence[RecognisedRank], matches: Sequence[Match], one_way: OneWay | None = None
+    ranks: Sequence[RecognisedRank], matches: Sequence[Match], others: OtherMessages | None = None, axis: str = "pp"
 ) -> tuple[RecognisedRank, ...]:
-    """The ranks with the ops and messages of the matches, and with messages that go ``one_way``, which are of no op."""
+    """The ranks with the ops and messages of the matches, and with the ``others`` along an axis, which are between no two ops."""
     by_rank = {recognised.number: recognised for recognised in ranks}
     for match in matches:
         # Steps have the numbers of their ranges, if each holds one run on every rank; else they are counted from 0.
@@ -222,7 +222,7 @@ def with_matches(
                 recognised,
                 framework=recognised.framework or "unlabelled",
                 ops=_ops(recognised, of_rank, match, steps, by_ranges),
-                comms=_comms(recognised, of_rank, match, steps, (one_way or {}).get(of_rank.rank, {})),
+                comms=_comms(recognised, of_rank, match, steps, (others or {}).get(of_rank.rank, {}), axis),
                 warnings=warnings_of_marks(recognised.warnings),
                 is_paired=of_rank.stage is None,
             )
@@ -281,10 +281,15 @@ def _ops(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: In
 
 
 def _comms(
-    recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Int64, one_way: Mapping[str, Messages]
+    recognised: RecognisedRank,
+    of_rank: RankMatch,
+    match: Match,
+    steps: Int64,
+    others: Mapping[str, Messages],
+    axis: str,
 ) -> pd.DataFrame:
-    """The messages of the ops, and those that are of none. Of these, those that go ``one_way`` within the pipeline are of the
-    last step that began before them.
+    """The messages of the ops, and those that are of none. Of these, the ``others`` within the pipeline, and those along another
+    axis, are of the last step that began before them.
     """
     run, microbatch = match.numbers()
     parts = []
@@ -299,11 +304,11 @@ def _comms(
         parts.append(_messages(recognised, group.messages, row | named))
         parts.append(_messages(recognised, of_rank.others[direction, kind], row | dict.fromkeys(named, -1)))
     begins = np.append(np.iinfo(np.int64).min, of_rank.forwards.start_ns[match.firsts])
-    for kind, messages in one_way.items():
+    for kind, messages in others.items():
         step = np.append(-1, steps)[np.searchsorted(begins, messages.post_ns, side="right") - 1]
-        step = np.where(np.isin(messages.peer, match.chain), step, -1)
+        step = np.where(np.isin(messages.peer, match.chain) | (axis != "pp"), step, -1)
         row = {"kind": kind, "direction": "", "peer": messages.peer, "step": step, "stage": -1, "microbatch": -1}
-        parts.append(_messages(recognised, messages, row))
+        parts.append(_messages(recognised, messages, {"axis": axis, **row}))
     return pd.concat([part for part in parts if len(part)], ignore_index=True)
 
 

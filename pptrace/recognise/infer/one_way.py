@@ -1,4 +1,6 @@
-"""Messages of a pipeline's ranks that are of no op: what goes one way and is never answered, as losses for the first rank do."""
+"""Messages of a pipeline's ranks that are between no two ops: what goes one way and is never answered, as losses for the first
+rank do, and what rings inside ops exchange along another axis.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from msgspec.structs import replace
 
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed
+from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.recognise.infer.evidence import Evidence, Messages
-from pptrace.recognise.infer.match import OneWay
+from pptrace.recognise.infer.match import OtherMessages
 from pptrace.slices import distinct_of
 
 _Link: TypeAlias = tuple[int, int, int]
@@ -23,11 +26,14 @@ _Links: TypeAlias = Mapping[_Link, int]
 
 
 class Separated(Struct, frozen=True):
-    """The evidence of the ranks without messages that are of no op; these messages, and a line about each kind of them."""
+    """The evidence of the ranks without messages that are between no two ops; these ``others``, along an axis, and a line about
+    each kind of them.
+    """
 
     evidence: Mapping[int, Evidence]
-    one_way: OneWay
+    others: OtherMessages
     lines: tuple[str, ...]
+    axis: str = "pp"
 
 
 def separations(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
@@ -45,16 +51,32 @@ def separations(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
     unanswered = [link for link in links if link[1::-1] not in pairs]
     if len(unanswered) == len(links):
         return (Separated(evidence, {}, ()),)
-    lines = _lines("messages to ranks that never answer", links, unanswered, "")
+    lines = _lines("messages to ranks that never answer are of no op", links, unanswered)
     by_peer = _with_outsiders(evidence, _without(evidence, unanswered, lines))
     answered = {link[:2] for link in links if (link[1], link[0], link[2]) in links}
     sizes = [link for link in links if link[:2] in answered and (link[1], link[0], link[2]) not in links]
     if not sizes or min(link[2] for link in links) < 0:
         return _with_inputs_in_ops(by_peer)
-    more = _lines("messages of a size that never comes back", links, sizes, f" of {sizes[0][2]} bytes")
+    more = _lines("messages of a size that never comes back are of no op", links, sizes, f" of {sizes[0][2]} bytes")
     return _with_inputs_in_ops(
         by_peer, _with_outsiders(evidence, _without(evidence, [*unanswered, *sizes], (*lines, *more)))
     )
+
+
+def along_one_axis(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
+    """The ways in which messages between ranks that are equally far apart are a pipeline's and all others are inside ops, as those of
+    rings of context parallelism; none where all are equally far apart, or a message names no peer.
+    """
+    links = _links_of(evidence)
+    distances = {abs(link[0] - link[1]) for link in links if min(link[:2]) >= 0}
+    if len(distances) < 2 or any(peer < 0 for link in links for peer in link[:2]):
+        return ()
+    ways = []
+    for distance in sorted(distances):
+        others = [link for link in links if abs(link[0] - link[1]) != distance]
+        lines = _lines(f"messages between ranks that are not {distance} apart are inside ops", links, others)
+        ways.append(replace(_with_inputs_in_ops(_without(evidence, others, lines))[-1], axis=UNKNOWN))
+    return ways
 
 
 def _with_inputs_in_ops(*ways: Separated) -> tuple[Separated, ...]:
@@ -99,7 +121,7 @@ def _distinct_links(rank: int, kind: str, messages: Messages) -> tuple[Int64, li
     return number, [(rank, peer, size) if kind == "send" else (peer, rank, size) for peer, size in ends]
 
 
-def _lines(what: str, links: _Links, left_out: Sequence[_Link], each: str) -> tuple[str, ...]:
+def _lines(what: str, links: _Links, left_out: Sequence[_Link], each: str = "") -> tuple[str, ...]:
     """A line about messages that are left out; none without any."""
     counts: Counter[tuple[int, int]] = Counter()
     for link in left_out:
@@ -108,7 +130,7 @@ def _lines(what: str, links: _Links, left_out: Sequence[_Link], each: str) -> tu
         return ()
     (source, target), count = next(iter(counts.items()))
     more = f" and of {counted(len(counts) - 1, 'more pair')}" if len(counts) > 1 else ""
-    return (f"{what} are of no op: {count}{each} from rank {source} to rank {target}{more}",)
+    return (f"{what}: {count}{each} from rank {source} to rank {target}{more}",)
 
 
 def _without(evidence: Mapping[int, Evidence], links: Collection[_Link], lines: tuple[str, ...]) -> Separated:
@@ -116,15 +138,15 @@ def _without(evidence: Mapping[int, Evidence], links: Collection[_Link], lines: 
     if not links:
         return Separated(evidence, {}, ())
     result: dict[int, Evidence] = {}
-    one_way: dict[int, dict[str, Messages]] = {}
+    others: dict[int, dict[str, Messages]] = {}
     for rank, of_rank in evidence.items():
         parts: dict[str, Messages] = {}
-        one_way[rank] = {}
+        others[rank] = {}
         for kind, messages in (("send", of_rank.sends), ("recv", of_rank.recvs)):
             number, distinct = _distinct_links(rank, kind, messages)
             is_left_out = np.array([link in links for link in distinct], dtype=np.bool_)[number]
-            parts[kind], one_way[rank][kind] = messages.where(~is_left_out), messages.where(is_left_out)
+            parts[kind], others[rank][kind] = messages.where(~is_left_out), messages.where(is_left_out)
         if len(parts["send"]) or len(parts["recv"]):
-            came = np.sort(np.concatenate((of_rank.inputs, one_way[rank]["recv"].ready_ns)))
+            came = np.sort(np.concatenate((of_rank.inputs, others[rank]["recv"].ready_ns)))
             result[rank] = replace(of_rank, sends=parts["send"], recvs=parts["recv"], inputs=came)
-    return Separated(result, one_way, lines)
+    return Separated(result, others, lines)

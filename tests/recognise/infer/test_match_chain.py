@@ -41,7 +41,7 @@ class Program:
     first once more. ``numbered``: the steps around which the profiler's range lies, from number 5 on.
     An optimizer runs, or a step's range ends (``step_ranges``), after as many ``runs`` of the plan. ``feeder``: one rank more
     sends the first one its inputs, as a frozen stage does, ``late_input``: that are read in the middle of a forward.
-    No optimizer runs after the run ``skipped``.
+    No optimizer runs after the run ``skipped``. In each op ranks exchange messages with the one ``partner`` ranks away.
     """
 
     plan: Plan
@@ -68,6 +68,7 @@ class Program:
     feeder: bool = False
     late_input: bool = False
     skipped: int = -1
+    partner: int = 0
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def traces(self) -> list[Trace]:
@@ -132,7 +133,7 @@ class _Rank:
             self.operator("aten::normal_", start + 100, start + 150)  # what is received is made first
             self.tensor("c10d::recv_", "gloo:recv", self.program.plan.pp, start + 200, start + 1700)
         name = "aten::mm" if kind is Kind.F else NODE.format("Mm")
-        count = 1 if self.random.random() < 0.3 and kind is not Kind.F else 3
+        count = 1 if self.random.random() < 0.3 and kind is not Kind.F and not self.program.partner else 3
         if kind is Kind.F:
             self.made[microbatch] = self.next_number
             self.next_number += 1
@@ -143,6 +144,10 @@ class _Rank:
         for index in range(count):
             number = -1 if kind is Kind.F else first + 2 - index
             self.operator(name, start + 3000 + 1000 * index, start + 3900 + 1000 * index, number)
+        if self.program.partner:
+            partner = self.order[self.place] + self.program.partner
+            self.tensor("c10d::send", "gloo:send", partner, start + 3910, start + 3990)
+            self.tensor("c10d::recv_", "gloo:recv", partner, start + 3930, start + 3990)
         self.program.truth[self.order[self.place], start + 3000] = f"{self.place}{kind}{microbatch} {step}"
         if kind is Kind.B and self.program.gradients:
             self.accumulate(start + 6000, is_first=microbatch == 0)
@@ -393,6 +398,26 @@ def test_losses_that_go_the_way_of_gradients_are_told_by_their_size(name: str, p
 def test_losses_of_the_size_of_gradients_are_never_taken_for_them(name: str) -> None:
     program = Program(build(name, 2, 6), 3, sends_loss_to=0, loss_bytes=2048)
     check_never_wrong(program, recognise(program.traces()))
+
+
+@pytest.mark.parametrize("inner", ["pipeline", "ring"])
+@pytest.mark.parametrize(("name", "pp"), [("1f1b", 2), ("gpipe", 2), ("1f1b", 3)])
+def test_rings_inside_ops_and_a_pipeline_are_told_by_the_distance_of_their_ranks(
+    name: str, pp: int, inner: str
+) -> None:
+    """As of context parallelism: two replicas of a pipeline, whose ranks exchange messages of the same size in each op."""
+    apart, away = (2, 1) if inner == "ring" else (1, pp)
+    orders = [tuple(range(first, first + apart * pp, apart)) for first in (0, away)]
+    programs = [Program(build(name, pp, 4), 3, order=orders[0], partner=away)]
+    programs.append(Program(build(name, pp, 4), 3, order=orders[1], partner=-away, truth=programs[0].truth))
+    run = recognise(sorted((trace for program in programs for trace in program.traces()), key=lambda t: t.rank or 0))
+    assert check_never_wrong(programs[0], run) == len(programs[0].truth)
+    assert run.schedule.name == name
+    assert run.mesh.pipelines == tuple(orders)
+    rings = run.comms[run.comms["axis"] == "unknown"]
+    assert len(rings) == 2 * len(programs[0].truth)
+    assert ((rings["step"] >= 0) & (rings["match"] >= 0) & (rings["microbatch"] == -1)).all()
+    assert any(f"ranks that are not {apart} apart are inside ops: 24 from rank 0" in line for line in run.warnings)
 
 
 @pytest.mark.parametrize(("size", "microbatches"), [(8192, 5), (512, 5), (2048, 1)])
