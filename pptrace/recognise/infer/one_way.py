@@ -64,8 +64,8 @@ def separations(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
 
 
 def along_one_axis(evidence: Mapping[int, Evidence]) -> Sequence[Separated]:
-    """The ways in which messages between ranks that are equally far apart are a pipeline's and all others are inside ops, as those of
-    rings of context parallelism; none where all are equally far apart, or a message names no peer.
+    """The ways in which messages between ranks that are equally far apart are a pipeline's and all others are inside ops, as
+    those of rings of context parallelism; none where all are equally far apart, or a message names no peer.
     """
     links = _links_of(evidence)
     distances = {abs(link[0] - link[1]) for link in links if min(link[:2]) >= 0}
