@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import replace
 
+from pptrace.marks import P2P
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGES, What
 from pptrace.model.wording import as_ranges, counted, listed
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.repeats.loop import without_steps
@@ -180,8 +181,8 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
     """Add the steps that repetition tells, where the ops of all ranks tell none; with a line.
 
     Ranks of one run take the same number of steps: where they differ, which belong together is unknown, and there are none.
-    Neither are there, without graphs, where ranks exchange messages: these may be a pipeline that was not recognised, whose steps
-    would pass for those of a plain loop.
+    Neither are there, without graphs, where messages may be those of a pipeline that was not recognised, whose steps would pass
+    for those of a plain loop.
 
     Args:
         ops: of all ranks.
@@ -189,9 +190,7 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
     if rows_among(ops["kind"], (*COMPUTE_KINDS, "STEP")).any():
         return ops, ()
     has_graphs = any(recognised.repeats.has_graphs or recognised.capturing for recognised in ranks)
-    if not has_graphs and any(
-        rows_among(table["kind"], MESSAGES).any() for rank in ranks for table in (rank.calls, rank.comms)
-    ):
+    if not has_graphs and any(map(_may_be_of_a_pipeline, ranks)):
         return ops, ()
     counts = {len(recognised.repeats) for recognised in ranks}
     if counts == {0} or not counts:
@@ -210,6 +209,22 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
         f"({first.what}{' on rank ' + str(ranks[0].number) if len(ranks) > 1 else ''})"
     )
     return concat_tables([ops, *map(_rows, ranks)]), (line,)
+
+
+def _may_be_of_a_pipeline(recognised: RecognisedRank) -> bool:
+    """Return whether a rank has messages that are not all exchanges, as in rings of context parallelism: of a pipeline the first
+    and the last message go one way, with compute behind what is received and before what is sent.
+    """
+    messages = [table[rows_among(table["kind"], MESSAGES)] for table in (recognised.calls, recognised.comms)]
+    if not any(map(len, messages)):
+        return False
+    calls, what = messages[0], recognised.host["what"]
+    works = recognised.host.loc[what.isin((What.OPERATOR.value, What.ENGINE.value)), "start_ns"].to_numpy()
+    if len(messages[1]) or not len(works) or not rows_among(calls["kind"], P2P).all():
+        return True
+    between = np.searchsorted(works, calls["host_ns"].to_numpy())
+    sent = rows_among(calls["kind"], ("send",))
+    return not np.array_equal(np.sort(between[sent]), np.sort(between[~sent]))
 
 
 def _rows(recognised: RecognisedRank) -> pd.DataFrame:
