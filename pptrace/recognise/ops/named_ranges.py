@@ -74,7 +74,7 @@ def _with_ranges(ops: pd.DataFrame, events: Events, kind: str, launches: LaunchI
 
 
 def _begins(ops: pd.DataFrame, kind: str) -> tuple[pd.Series[Any], pd.DataFrame, bool]:
-    """(when each step begins, in order; the rows of steps that tell it; whether these are ranges of steps).
+    """(begins of the steps, in order; the rows of steps that tell them; whether these are ranges of steps).
 
     A step begins with its range, or where steps have none with its first op, before which its data is loaded.
     """
