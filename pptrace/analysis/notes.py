@@ -389,9 +389,15 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], *, are_explained: bo
         )
         return
     if not any(step.has_pipeline for step in steps):
+        is_known = not rows_among(run.comms["kind"], P2P).any()
+        so = (
+            "no pipeline in these traces, and so no bubbles and phases"
+            if is_known
+            else "whether the messages between ranks are those of a pipeline is not known, nor are bubbles and phases"
+        )
         yield (
-            "no forward or backward of a microbatch recognised: no pipeline in these traces, and so no bubbles and phases; the "
-            "rest of a rank's step is what is neither compute nor exposed communication"
+            f"no forward or backward of a microbatch recognised: {so}; the rest of a rank's step is what is neither compute nor "
+            "exposed communication"
         )
         return
     plan = run.schedule.plan

@@ -438,6 +438,9 @@ def test_fields_that_are_null_are_listed_with_their_reasons() -> None:
     lines = lines_of(run_of(), [no_pipeline])
     assert lines[-1].startswith("not known: peak memory")
     assert len(those_with("no pipeline in these traces, and so no bubbles", lines)) == 1
+    lines = lines_of(run_of(comms=[{"rank": 0, "kind": "send"}]), [no_pipeline])
+    assert len(those_with("whether the messages between ranks are those of a pipeline is not known", lines)) == 1
+    assert those_with("no pipeline in these traces", lines) == []
 
 
 @pytest.mark.parametrize(
