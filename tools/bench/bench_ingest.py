@@ -5,7 +5,7 @@
 TRACE (default: a small made-up one) is replicated, its times and numbers shifted, until the file is large enough. Each side runs
 in a process of its own, in turns; the best of N rounds by wall time, beside the processor time of the process and its children.
 ``--other-python`` is an interpreter that has orjson and HolisticTraceAnalysis, where this one has not. MB are 10^6 bytes of JSON
-text, also for the gzip file; memory is the peak of the process, and its limit 250 MB + 120 bytes per event. Last a directory of
+text, also for the gzip file; memory is the peak of the process, and its limit 250 MB + 130 bytes per event. Last a directory of
 ``--ranks`` ranks of 20 MB, analysed by as many processes as there are cores: the peaks of the first process and of the largest
 of the others, beside what the ranks' events would take together.
 """
@@ -29,7 +29,7 @@ from typing import Any
 _NUMBER = re.compile(rb'"(ts|id|correlation|External id)": ?(\d+)')
 _SHIFT_US = 10_000_000
 _RANK_BYTES = 20 * 10**6
-_LIMIT_BYTES, _LIMIT_BYTES_PER_EVENT = 250 * 10**6, 120
+_LIMIT_BYTES, _LIMIT_BYTES_PER_EVENT = 250 * 10**6, 130
 
 _TELL = """
 import json, re, resource, sys, time
