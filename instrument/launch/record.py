@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -153,6 +154,33 @@ def read_counter(path: Path) -> tuple[int, int]:
     except (OSError, struct.error):
         return (0, 0)
     return (steps, expected)
+
+
+class MadeOptimizers:
+    """Whether each rank of a pipeline had made an optimizer when its first pass began, as the ranks of a node write it down.
+
+    At the end of a rank's first pass all ranks of its pipeline have begun theirs, so that all of them find the same.
+    """
+
+    def __init__(self, control_dir: Path, rank: int) -> None:
+        self._dir, self._rank = control_dir, rank
+
+    def note(self, *, has_one: bool) -> None:
+        """Write it down for this rank."""
+        write_json(self._path(self._rank), has_one)
+
+    def on_all(self, ranks: Iterable[int]) -> bool:
+        """Return whether all of some ranks had; those of other nodes are not known to."""
+        return all(self._had_one(rank) for rank in ranks)
+
+    def _had_one(self, rank: int) -> bool:
+        try:
+            return json.loads(self._path(rank).read_bytes()) is True
+        except (OSError, ValueError):
+            return False
+
+    def _path(self, rank: int) -> Path:
+        return self._dir / f"rank{rank}.has_optimizer"
 
 
 class AgreedStart:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 from instrument.launch.ending import Ending, Terminated, keep_until_exit
 from instrument.launch.facts import host_name
 from instrument.launch.options import RunOptions
-from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
+from instrument.launch.record import AgreedStart, MadeOptimizers, RankRecord, RecordWriter, State, StepCounter
 from instrument.launch.watch.stacks import stacks_path
 
 if TYPE_CHECKING:
@@ -239,6 +239,7 @@ class Rank:
             hold,
             logs=() if calls is None else (calls,),
             agreed=AgreedStart(config.control_dir),
+            made=MadeOptimizers(config.control_dir, record.rank),
             choice=choice,
         )
         session.install(traced)

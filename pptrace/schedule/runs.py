@@ -9,13 +9,12 @@ from pptrace.schedule.plan import Plan
 
 
 def runs_of(plan: Plan) -> list[list[tuple[Action, ...]]]:
-    """The compute actions of each run, rank by rank; a usual schedule is one run, and so are a plan of one rank and one
-    with overlapped pairs.
+    """The compute actions of each run, rank by rank; a usual schedule is one run, and so is a plan of one rank.
 
     A step that accumulates gradients over two calls of a schedule has two.
     """
     rows = [plan.compute_actions(rank) for rank in range(plan.pp)]
-    if len(rows) == 1 or any(action.parts for row in rows for action in row):
+    if len(rows) == 1:
         return [rows]
     ends = [_ends_by_forwards(row) for row in rows]
     runs, begins = [], [0] * len(rows)
@@ -30,8 +29,9 @@ def _ends_by_forwards(row: Sequence[Action]) -> dict[int, int]:
     """Number of actions after which nothing is under way, by the number of forwards until then."""
     ends, forwards, under_way = {}, 0, 0
     for index, action in enumerate(row, 1):
-        forwards += action.kind is Kind.F
-        under_way += (action.kind is Kind.F) - (action.kind in (Kind.B, Kind.W))
+        for half in action.halves:
+            forwards += half.kind is Kind.F
+            under_way += (half.kind is Kind.F) - (half.kind in (Kind.B, Kind.W))
         if not under_way:
             ends[forwards] = index
     return ends

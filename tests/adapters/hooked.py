@@ -44,7 +44,7 @@ class WatchedSession(Session):
         if self.optimizers is not None:
             self.optimizers.ignore_backward()
             self.optimizers.begin()
-            if self.optimizers.ends_before_pass(self._passes):
+            if self.optimizers.ends_before_pass(self._passes, have_optimizers=True):
                 self.end_step()
                 self.begin_step()
         self._passes += 1

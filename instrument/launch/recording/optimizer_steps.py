@@ -6,8 +6,8 @@ inside that of another (wrappers) is part of it. Until an optimizer of torch's h
 backward passes tell the steps: not every optimizer that a script makes is stepped, or stepped where Python sees it. A step
 that is captured into a CUDA graph is made by each replay of it.
 
-Passes of a pipeline that is watched are steps where no optimizer tells them: neither has one of torch's stepped, nor has one
-gradients that wait for its step. Several passes before one update (gradient accumulation) are one step.
+Several passes of a watched pipeline before one update (gradient accumulation) are one step, where each of its ranks had made an
+optimizer of torch's when its first pass began; else each pass is one, as on a rank that has none and cannot tell.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pptrace.marks import P2P, SpanKind
 
 _REGULAR = 2
 """Iterations in a row with which an optimizer has to end until the next one waits for it, if it did not end all so far."""
-_MOST_PASSES, _MOST_BEFORE_FIRST = 256, 32
+_MOST_PASSES, _MOST_BEFORE_FIRST = 256, 16
 """Passes of a pipeline before one update, and before the first one: where more have none, this is a benchmark of passes."""
 
 
@@ -143,15 +143,21 @@ class OptimizerSteps:
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
         GradScaler.step = self._scaled  # type: ignore[method-assign]
 
-    def ends_before_pass(self, num_passes: int) -> bool:
-        """Return whether the pass of a pipeline that begins is of another step than the ``num_passes`` before it."""
-        has_stepped = self._rule.has_begun
-        self._passes_are_steps |= num_passes >= (_MOST_PASSES if has_stepped else _MOST_BEFORE_FIRST)
-        return num_passes > 0 and (self._passes_are_steps or not (has_stepped or self._has_gradients()))
+    @property
+    def has_optimizers(self) -> bool:
+        """Return whether the process has an optimizer of torch's."""
+        return bool(self._made)
 
-    def _has_gradients(self) -> bool:
-        groups = (group for optimizer in self._made for group in optimizer.param_groups)
-        return any(parameter.grad is not None for group in groups for parameter in group["params"])
+    def ends_before_pass(self, num_passes: int, *, have_optimizers: bool) -> bool:
+        """Return whether the pass of a pipeline that begins is of another step than the ``num_passes`` before it.
+
+        ``have_optimizers``: all ranks of the pipeline do. A pass in the step of an optimizer (its closure) is part of that.
+        """
+        if self._depth:
+            return False
+        most = _MOST_PASSES if self._rule.has_begun else _MOST_BEFORE_FIRST
+        self._passes_are_steps |= num_passes >= most
+        return num_passes > 0 and (self._passes_are_steps or not have_optimizers)
 
     @property
     def num_backwards(self) -> int:

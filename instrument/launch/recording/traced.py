@@ -25,7 +25,7 @@ from instrument.launch.facts import (
     sample_clock,
 )
 from instrument.launch.options import RunOptions
-from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
+from instrument.launch.record import AgreedStart, MadeOptimizers, RecordWriter, StepCounter
 from instrument.launch.recording.chosen_ranks import RankChoice
 from instrument.launch.recording.core_wait import CoreWait
 from instrument.launch.recording.live import LiveRecorder
@@ -71,6 +71,7 @@ class TracedSession(Session):
         hold: Callable[[], AbstractContextManager[None]],
         logs: Sequence[CallObserver],
         agreed: AgreedStart,
+        made: MadeOptimizers,
         choice: RankChoice | None,
     ) -> None:
         self._world_size = world_size
@@ -107,6 +108,9 @@ class TracedSession(Session):
         """
         self._agreed_step: int | None = None
         """The step that was agreed on last, from which on this rank has recorded."""
+        self._made = made
+        self._are_updated: bool | None = None
+        """Whether all ranks of the pipeline have an optimizer; None until its first pass has ended."""
         self._hooks: OptimizerSteps | None = None
         self._adapters: Adapters | None = None
         self._marks_steps = False
@@ -187,9 +191,15 @@ class TracedSession(Session):
         if self._hooks is not None:
             self._hooks.ignore_backward()
             self._hooks.begin()
-        if self._hooks is not None and self._hooks.ends_before_pass(self._passes):
-            self.end_step()
-            self.begin_step()
+            if self._are_updated is None and self._passes:
+                self._are_updated = self._made.on_all(
+                    self._writer.record.facts.get("pp_ranks") or range(self._world_size)
+                )
+            elif self._are_updated is None:
+                self._made.note(has_one=self._hooks.has_optimizers)
+            if self._hooks.ends_before_pass(self._passes, have_optimizers=bool(self._are_updated)):
+                self.end_step()
+                self.begin_step()
         self._passes += 1
         return self._passes - 1
 

@@ -213,8 +213,8 @@ def match_runs(plan: Plan) -> tuple[Plan, ...]:
     runs = runs_of(plan)
     matched = []
     for rows in runs if len(runs) > 1 else ():
-        first = min(action.microbatch or 0 for row in rows for action in row)
-        cells = [[str(replace(action, microbatch=(action.microbatch or 0) - first)) for action in row] for row in rows]
+        first = min(half.microbatch or 0 for row in rows for action in row for half in action.halves)
+        cells = [[str(action.later(-first)) for action in row] for row in rows]
         try:
             matched.append(match_registry(from_rows(cells, "custom")))
         except ScheduleError:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from pptrace.model.categories import as_category
 from pptrace.model.tables import BACKWARD_KINDS
-from pptrace.slices import rows_among
+from pptrace.schedule.actions import parse_action
+from pptrace.slices import distinct_of, rows_among
 
 
 def with_whole_updates(ops: pd.DataFrame, comms: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
@@ -45,4 +47,13 @@ def with_whole_updates(ops: pd.DataFrame, comms: pd.DataFrame) -> tuple[pd.DataF
         )
 
     line = f"{each} calls of a schedule share an update: each step is {each} of them, with microbatches numbered on"
-    return joined(ops), joined(comms), (line,)
+    shift = ops["step"].map(before).fillna(0).astype("int64")
+    return joined(ops).assign(pair=_later_pairs(ops["pair"], shift)), joined(comms), (line,)
+
+
+def _later_pairs(pairs: pd.Series[str], shift: pd.Series[int]) -> pd.Series[str]:
+    """Texts of overlapped pairs, "" for other ops, with their microbatches so much later."""
+    number, first = distinct_of([pairs, shift])
+    each = zip(pairs.iloc[first].tolist(), shift.iloc[first].tolist(), strict=True)
+    texts = [str(parse_action(text).later(later)) if text else "" for text, later in each]
+    return pd.Series(as_category(np.array(texts, dtype=object)[number]), index=pairs.index)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instrument import session
+from instrument.launch.record import MadeOptimizers
 from instrument.launch.recording.optimizer_steps import IterationRule, OptimizerSteps
 from instrument.launch.recording.shortfall import ended_early
 from instrument.launch.window import StepWindow, parse_steps
@@ -200,24 +203,47 @@ def test_a_script_without_a_launcher_gets_its_steps_and_nothing_else() -> None:
     assert not run.recorder.listening
 
 
-def test_passes_of_a_pipeline_are_steps_where_no_optimizer_steps_or_has_gradients(ledger: Ledger) -> None:
-    assert [ledger.observer.ends_before_pass(number) for number in (0, 1, 2)] == [False, True, True]
-    optimizer = make_optimizer(ledger)
-    assert ledger.observer.ends_before_pass(1), "it may never step"
-    (weight,) = optimizer.param_groups[0]["params"]
-    weight.grad = torch.ones(1)
-    assert [ledger.observer.ends_before_pass(number) for number in (1, 31, 32, 1)] == [False, False, True, True]
-    weight.grad = None
-    optimizer.step()
-    assert not ledger.observer.ends_before_pass(1), "optimizers step here"
+def test_passes_of_a_pipeline_are_steps_where_not_all_of_its_ranks_have_an_optimizer(ledger: Ledger) -> None:
+    ends = partial(ledger.observer.ends_before_pass, have_optimizers=False)
+    assert [ends(number) for number in (0, 1, 2)] == [False, True, True]
+    make_optimizer(ledger).step()
+    assert ends(1)
 
 
-def test_passes_are_steps_from_where_too_many_have_no_update_until_there_is_one(ledger: Ledger) -> None:
+def test_passes_before_one_update_are_one_step_until_too_many_have_none(ledger: Ledger) -> None:
+    ends = partial(ledger.observer.ends_before_pass, have_optimizers=True)
+    assert not ledger.observer.has_optimizers
     optimizer = make_optimizer(ledger)
+    assert ledger.observer.has_optimizers
+    assert [ends(number) for number in (1, 15, 16, 1)] == [False, False, True, True]
     optimizer.step()
-    assert [ledger.observer.ends_before_pass(number) for number in (255, 256, 1)] == [False, True, True]
+    assert [ends(number) for number in (1, 255, 256, 1)] == [False, False, True, True]
     optimizer.step()
-    assert not ledger.observer.ends_before_pass(1)
+    assert not ends(1)
+
+
+def test_passes_in_the_step_of_an_optimizer_are_part_of_it(ledger: Ledger) -> None:
+    """A closure runs the pipeline, as often as LBFGS asks for."""
+    ended: list[bool] = []
+    optimizer = torch.optim.LBFGS([torch.ones(1, requires_grad=True)], max_iter=3)
+
+    def closure() -> float:
+        ended.append(ledger.observer.ends_before_pass(1, have_optimizers=False))
+        return 1.0
+
+    optimizer.step(closure)
+    assert not any(ended)
+    assert ended
+
+
+def test_ranks_find_that_all_of_a_pipeline_have_an_optimizer_or_that_one_has_none(tmp_path: Path) -> None:
+    ranks = [MadeOptimizers(tmp_path, rank) for rank in range(3)]
+    ranks[0].note(has_one=True)
+    assert not ranks[2].on_all((0, 1)), "of another node, or it has not begun"
+    ranks[1].note(has_one=True)
+    ranks[2].note(has_one=False)
+    assert [rank.on_all((0, 1)) for rank in ranks] == [True, True, True]
+    assert [rank.on_all(range(3)) for rank in ranks] == [False, False, False]
 
 
 def test_a_closure_runs_outside_the_optimizer_range() -> None:

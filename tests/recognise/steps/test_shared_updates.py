@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,7 +17,7 @@ def run_of(updates: dict[int, tuple[int, ...]], num_calls: int = 6) -> pd.DataFr
         (rank, step, kind, mb) for rank in range(2) for step in range(num_calls) for kind in ("F", "B") for mb in (0, 1)
     ]
     rows += [(rank, step, "OPTIMIZER", -1) for rank, steps in updates.items() for step in steps]
-    return pd.DataFrame([*rows, (0, -1, "STALL", -1)], columns=COLUMNS)
+    return pd.DataFrame([*rows, (0, -1, "STALL", -1)], columns=COLUMNS).assign(pair="")
 
 
 @pytest.mark.parametrize(
@@ -39,9 +40,19 @@ def test_calls_that_share_an_update_are_one_step_whose_microbatches_are_numbered
             first = 2 * (call - steps.index(step))
             assert sorted(set(of_call["microbatch"]) - {-1}) == [first, first + 1]
         outside = before["step"] < 0
-        pd.testing.assert_frame_equal(table[outside], before[outside])
-        assert (table.dtypes == before.dtypes).all()
+        pd.testing.assert_frame_equal(table.loc[outside, COLUMNS], before.loc[outside, COLUMNS])
+        assert (table.dtypes[COLUMNS] == before.dtypes[COLUMNS]).all()
     assert line.startswith(f"{max(steps.count(step) for step in steps)} calls of a schedule share an update")
+
+
+def test_overlapped_pairs_are_numbered_on_too() -> None:
+    ops = run_of({0: (1, 3, 5)})
+    is_pair = (ops["kind"] == "B") & (ops["microbatch"] == 1)
+    ops["pair"] = np.where(is_pair, "(0F1;3B0)OVERLAP_F_B", "")
+    joined, _, _ = with_whole_updates(ops, ops)
+    assert joined.loc[is_pair & (ops["step"] == 0), "pair"].tolist() == ["(0F1;3B0)OVERLAP_F_B"] * 2
+    assert joined.loc[is_pair & (ops["step"] == 3), "pair"].tolist() == ["(0F3;3B2)OVERLAP_F_B"] * 2
+    assert set(joined.loc[~is_pair, "pair"]) == {""}
 
 
 @pytest.mark.parametrize("updates", [{0: (1, 2, 3)}, {0: (1, 3, 4)}, {0: (3,)}, {0: (1, 3)}, {}])
