@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -88,14 +87,11 @@ def plans(draw: st.DrawFn, max_pp: int = 5) -> Plan:
 
 
 def in_a_row(*plans: Plan) -> Plan:
-    """The compute actions of plans without overlapped pairs, one plan after the other, as microbatches of one step."""
+    """The compute actions of plans, one plan after the other, as microbatches of one step."""
     rows: list[list[str]] = [[] for _ in range(plans[0].pp)]
     first = 0
     for plan in plans:
         for rank, row in enumerate(rows):
-            row += [
-                str(replace(action, microbatch=(action.microbatch or 0) + first))
-                for action in plan.compute_actions(rank)
-            ]
+            row += [str(action.later(first)) for action in plan.compute_actions(rank)]
         first += plan.num_microbatches
     return from_rows(rows, "custom")

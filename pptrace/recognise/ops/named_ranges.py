@@ -45,7 +45,7 @@ _NAMES = {
     EVAL: r"(?:eval(?:uat(?:e|ion|ing))?|validat(?:e|ion|ing))(?:[ _-](?:step|loop|epoch|pass))?",
 }
 """The names of ranges of each kind."""
-_PATTERNS = {kind: re.compile(rf"^(?:{names})\Z", re.IGNORECASE) for kind, names in _NAMES.items()}
+_PATTERNS = {kind: re.compile(rf"^(?:pptrace\.mark: )?(?:{names})\Z", re.IGNORECASE) for kind, names in _NAMES.items()}
 _COLLECTION = re.compile(r"^Python GC\Z")
 """The name of a collection among the events of Python."""
 

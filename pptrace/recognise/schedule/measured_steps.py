@@ -295,7 +295,7 @@ def _num_complete_microbatches(plan: Plan, pp_rank: int, row: tuple[Action, ...]
 def _with_microbatches(plan: Plan, count: int, step: MeasuredStep) -> Plan | None:
     """The same schedule with so many microbatches: the variant that the step follows, else the usual one."""
     if plan.name not in registry.SCHEDULES:
-        return None
+        return _with_other_runs(plan, step)
     try:
         measured = from_rows(step.rows, plan.name)
     except ScheduleError:
@@ -306,6 +306,19 @@ def _with_microbatches(plan: Plan, count: int, step: MeasuredStep) -> Plan | Non
     if followed is not measured and followed.name == plan.name and followed.pp == plan.pp:
         return followed
     return with_num_microbatches(plan, count)
+
+
+def _with_other_runs(plan: Plan, step: MeasuredStep) -> Plan | None:
+    """The order of a step that runs the schedules of a plan of several runs more or less often; None where it does not."""
+    names = {run.name for run in match_runs(plan)}
+    try:
+        order = from_rows(step.rows, plan.name)
+    except ScheduleError:
+        return None
+    runs = match_runs(order) or (match_registry(order),)
+    if {run.name for run in runs} != names:
+        return None
+    return order if len(runs) > 1 else runs[0]
 
 
 def with_num_microbatches(plan: Plan, count: int) -> Plan | None:

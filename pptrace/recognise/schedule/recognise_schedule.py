@@ -170,7 +170,7 @@ def _line_of_runs(runs: Sequence[Plan], measured: Sequence[MeasuredStep]) -> str
     names = listed(sorted({run.name for run in runs}))
     sizes = sorted({run.num_microbatches for run in runs})
     size = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    are_alike = len({len(set(row)) for step in measured for row in step.rows}) == 1
+    are_alike = len({tuple(len(set(row)) for row in step.rows) for step in measured}) == 1
     steps = "each step runs" if are_alike else "the longest steps run"
     return (
         f"{steps} {names} {len(runs)} times, one after the other, with {size} microbatches each: no schedule with all "
@@ -184,8 +184,9 @@ def compare_with_plan(
     """The plan with its mismatches, by step."""
     plan_by_step = plans_by_step(plan, measured)
     lines = []
+    other = f"{plan.name} of that number" if plan.name in registry.SCHEDULES else "more or fewer runs of its schedule"
     for has_plan, what in (
-        (True, f"compared with {plan.name} of that number"),
+        (True, f"compared with {other}"),
         (False, f"for which {plan.name} has no plan: not compared"),
     ):
         steps = [step for step, of_step in plan_by_step.items() if (of_step is not None) == has_plan]

@@ -21,6 +21,8 @@ NAMES = {
     "save_checkpoint": "CHECKPOINT",
     "model checkpoint": "CHECKPOINT",
     "logging": "LOGGING",
+    "pptrace.mark: checkpoint": "CHECKPOINT",
+    "pptrace.mark: logging": "LOGGING",
     "log_metrics": "LOGGING",
     "gc.collect": "GC",
     "validation_loop": "EVAL",

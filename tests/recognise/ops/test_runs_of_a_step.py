@@ -56,6 +56,12 @@ def test_microbatches_are_numbered_on_through_the_runs_of_a_step(name: str, chun
     assert [numbers(run, step) for step in range(3)] == [set(range(8)), set(range(12)), set(range(8))]
     assert run.schedule.plan is not None
     assert (run.schedule.name, run.schedule.plan.num_microbatches) == ("custom", 12)
+    plans = [run.schedule.plan_of(step) for step in range(3)]
+    assert [plan and plan.num_microbatches for plan in plans] == [8, 12, 8]
+    assert run.schedule.mismatches == ()
+    assert (
+        "step 0, 2 has another number of microbatches: compared with more or fewer runs of its schedule" in run.warnings
+    )
     messages = run.comms[run.comms["axis"] == "pp"]
     assert set(messages.loc[messages["step"] == 0, "microbatch"]) == set(range(8))
     assert (messages["match"] >= 0).all()
@@ -83,7 +89,14 @@ def test_the_runs_of_a_plan_are_those_of_schedules_or_none() -> None:
     assert [(run.name, run.num_microbatches) for run in found] == [("1f1b", 6), ("gpipe", 4)]
     assert match_runs(in_a_row(build("1f1b", 3, 6))) == ()
     assert match_runs(in_a_row(build("1f1b", 3, 1), build("1f1b", 3, 1))) == (), "one microbatch at a time is no run"
-    assert match_runs(build("dualpipe-v", 2, 4, 2)) == (), "overlapped pairs are not looked at"
+    pairs = build("dualpipe-v", 2, 4, 2)
+    assert match_runs(pairs) == ()
+    assert [run.name for run in match_runs(in_a_row(pairs, pairs))] == ["dualpipe-v"] * 2
+
+
+def test_a_step_of_one_run_beside_steps_of_several_follows_the_schedule_itself() -> None:
+    run = recognise(labelled(build("1f1b", 2, 4), [2, 1, 2]))
+    assert [getattr(run.schedule.plan_of(step), "name", None) for step in range(3)] == ["custom", "1f1b", "custom"]
 
 
 def test_an_op_that_runs_nothing_ends_within_its_run() -> None:
