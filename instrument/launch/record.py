@@ -157,7 +157,7 @@ def read_counter(path: Path) -> tuple[int, int]:
 
 
 class MadeOptimizers:
-    """Whether each rank of a pipeline had made an optimizer when its first pass began, as the ranks of a node write it down.
+    """The ranks of a node that had made an optimizer when their first pass of a pipeline began, as they write it down.
 
     At the end of a rank's first pass all ranks of its pipeline have begun theirs, so that all of them find the same.
     """

@@ -110,7 +110,7 @@ class TracedSession(Session):
         """The step that was agreed on last, from which on this rank has recorded."""
         self._made = made
         self._are_updated: bool | None = None
-        """Whether all ranks of the pipeline have an optimizer; None until its first pass has ended."""
+        """True if all ranks of the pipeline have an optimizer; None until its first pass has ended."""
         self._hooks: OptimizerSteps | None = None
         self._adapters: Adapters | None = None
         self._marks_steps = False
