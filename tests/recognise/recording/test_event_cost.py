@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.recording.boundaries import Boundaries
+from pptrace.recognise.recording.graph import graph_of
 from pptrace.recognise.recording.rank import cost_from_trace
 from tests.support.recorded_program import Launch, Op, Python, run_programs
 from tests.support.synthetic import Event, make_trace
@@ -80,3 +81,31 @@ def test_overhead_of_the_profiler_lies_in_the_gap_in_which_it_happened() -> None
     overhead_ns = boundaries.overhead_ns(slice(0, len(boundaries)))
     (index,) = np.flatnonzero(overhead_ns)
     assert (overhead_ns[index], boundaries.time_ns[index - 1]) == (1_500, 1_000)
+
+
+def test_nothing_lies_before_the_first_boundary_of_a_thread() -> None:
+    """Two threads, of which the second ends before the first; of each there is an operator inside another one."""
+    operators = [
+        Event(Category.CPU_OP, "aten::linear", begin + index, end - index, thread=thread)
+        for thread, begin, end in ((1, 50_000, 90_000), (2, 0, 40_000))
+        for index in (0, 1_000)
+    ]
+    boundaries = Boundaries.of(make_trace(operators).events)
+    every = np.arange(len(boundaries))
+    gaps = [0, 1_000, 38_000, 1_000] * 2
+    assert (boundaries.gaps_at(every) - boundaries.gaps_at(every[:1])).tolist() == gaps
+    assert boundaries.gaps_ns(slice(0, len(boundaries))).tolist() == gaps
+    assert boundaries.gaps_ns(slice(3, 6)).tolist() == gaps[3:6]
+
+
+def test_a_node_counts_the_events_that_began_since_the_one_before_it() -> None:
+    operators = [
+        Event(Category.CPU_OP, "aten::linear", begin, end, thread=1)
+        for begin, end in ((0, 90), (10, 20), (30, 40), (50, 60))
+    ]
+    events = make_trace(operators).events
+    at = events.start_ns[2]
+    host = graph_of(events, Boundaries.of(events), np.array([at])).host
+    assert (host["time_ns"] - events.start_ns[0]).tolist() == [0, 30, 90]
+    assert host["events"].tolist() == [0, 2, 1]
+    assert host["lag_ns"].tolist() == [0, 30, 60]
