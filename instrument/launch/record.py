@@ -164,10 +164,13 @@ class MadeOptimizers:
 
     def __init__(self, control_dir: Path, rank: int) -> None:
         self._dir, self._rank = control_dir, rank
+        self._is_noted = False
 
     def note(self, *, has_one: bool) -> None:
-        """Write it down for this rank."""
-        write_json(self._path(self._rank), has_one)
+        """Write it down for this rank, whose first pass begins; later ones change nothing."""
+        if not self._is_noted:
+            self._is_noted = True
+            write_json(self._path(self._rank), has_one)
 
     def on_all(self, ranks: Iterable[int]) -> bool:
         """Return whether all of some ranks had; those of other nodes are not known to."""

@@ -117,8 +117,8 @@ class OptimizerSteps:
         self._range: Range | None = None
         self._passes_are_steps = False
         self._made: WeakSet[Optimizer] = WeakSet()
-        self._patch: Any = Optimizer._patch_step_function
-        Optimizer._patch_step_function = self._note_made(self._patch)  # type: ignore[method-assign,assignment]
+        self._init: Any = Optimizer.__init__
+        Optimizer.__init__ = self._note_made(self._init)  # type: ignore[method-assign]
         self._unwrapped: Any = Optimizer.profile_hook_step
         self._scaled: Any = GradScaler.step
         self._graphs = GraphReplays(self._before_replay, self._after)
@@ -139,7 +139,7 @@ class OptimizerSteps:
         self._leave_forward()
         self.ignore_backward()
         self._graphs.detach()
-        Optimizer._patch_step_function = self._patch  # type: ignore[method-assign]
+        Optimizer.__init__ = self._init  # type: ignore[method-assign]
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
         GradScaler.step = self._scaled  # type: ignore[method-assign]
 
@@ -231,13 +231,13 @@ class OptimizerSteps:
 
         return watched
 
-    def _note_made(self, patch: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
-        """Note each optimizer that is made, by what its constructor calls."""
+    def _note_made(self, init: Callable[..., None]) -> Callable[..., None]:
+        """Note each optimizer that is made."""
 
-        @functools.wraps(patch)
-        def noted(optimizer: Optimizer) -> None:
+        @functools.wraps(init)
+        def noted(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
             self._made.add(optimizer)
-            patch(optimizer)
 
         return noted
 

@@ -243,6 +243,7 @@ def test_ranks_find_that_all_of_a_pipeline_have_an_optimizer_or_that_one_has_non
     ranks[1].note(has_one=True)
     ranks[2].note(has_one=False)
     assert [rank.on_all((0, 1)) for rank in ranks] == [True, True, True]
+    ranks[2].note(has_one=True)  # made later
     assert [rank.on_all(range(3)) for rank in ranks] == [False, False, False]
 
 
