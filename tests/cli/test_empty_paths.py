@@ -22,6 +22,15 @@ def test_a_command_refuses_an_empty_path(tmp_path: Path, monkeypatch: pytest.Mon
         assert "is empty; expected" in one_line(pptrace_here(*arguments), 2)
 
 
+@pytest.mark.parametrize("arguments", [("--json", "--no-cache"), ("--html", "--all"), ("--csv", "--all")])
+def test_the_option_behind_one_whose_file_was_forgotten_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"{arguments[1]} is no" in one_line(pptrace_here("analyze", P2, *arguments), 2)
+    assert not list(tmp_path.iterdir())
+
+
 def _path_parameters(command: click.Command) -> Iterator[click.Parameter]:
     """The parameters of a command and its subcommands that are paths."""
     yield from (parameter for parameter in command.params if isinstance(parameter.type, click.Path))
