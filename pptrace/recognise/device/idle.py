@@ -70,7 +70,9 @@ def idle_time(events: Events, rows: Rows, calls: Rows, communicates: Bool) -> Id
     begins, ends = busy_until[first], start[first]
     launched = _launches_of_gaps(events, rows, calls, first, begins)
     known, is_late = launched != _NEVER, launched > begins
-    launches = np.flatnonzero(np.bincount(calls[calls >= 0]))
+    is_launch = np.zeros(len(events), dtype=np.bool_)
+    is_launch[calls[calls >= 0]] = True
+    launches = np.flatnonzero(is_launch)
     followed_wait = np.zeros(len(first), dtype=np.bool_)
     late = np.flatnonzero(is_late & (launched < ends))
     followed_wait[late] = _follow_waits(events, launches, calls[first[late]])
