@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.plain import BETWEEN_OPERATORS, LAST_TO_COLLECTIVES, LAUNCHED_WORK, WITH_WAITING
-from pptrace.analysis.result import Finding, RankStep, ScheduleSummary, StepReport
+from pptrace.analysis.result import CommSummary, Finding, RankStep, ScheduleSummary, StepReport
 from pptrace.analysis.steps.plain_steps import NO_PIPELINE
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.model.device import DeviceBreakdown
@@ -78,6 +78,22 @@ def test_ranks_that_come_last_in_turn_are_none_that_is_late() -> None:
     turns = [step_of(*(rank_of(number, 2, 12 * (number == at % 3)) for number in range(3))) for at in range(3)]
     (found,) = findings_of(*turns)
     assert (found.gain_ns, found.evidence["cause"], found.evidence["where"]) == (12 * MS, "jitter", {})
+
+
+def test_groups_that_wait_beside_one_another_cost_a_step_what_its_ranks_wait() -> None:
+    """Two pairs: one rank of each comes late by 60 ms of the 100, for which its peer waits: 120 in all."""
+
+    def rank_at(number: int, turn: int) -> RankStep:
+        is_late = number % 2 == turn
+        wait = 0 if is_late else 60 * MS
+        calls = (
+            CommSummary(axis, "all_reduce", 1, 8, 60 * MS, ns, *[None] * 5) for axis, ns in (("tp", wait), ("dp", None))
+        )
+        return rank_of(number, 2, 60 * is_late, comms=tuple(calls))
+
+    turns = [step_of(*(rank_at(number, turn) for number in range(4))) for turn in (0, 1)]
+    (found,) = findings_of(*turns)
+    assert found.title.startswith("Jitter: 30.0% of the step goes to waiting for the last rank")
 
 
 def test_exposed_communication_leaves_out_what_a_late_rank_was_waited_for() -> None:

@@ -219,7 +219,8 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
         )
         where: dict[str, int] = {"rank": number}
     else:
-        of_steps, where = lost.sum(axis=1), {}
+        # Groups wait beside one another: no step loses more than its ranks wait.
+        of_steps, where = np.minimum(lost.sum(axis=1), [_waited_by_the_mean_rank(step) for step in steps]), {}
         title = "waiting for the last rank to the collectives, now one, now another"
         detail = "look for input of uneven length, noise on the hosts, and other work on their cores"
     if _is_finding(of_steps, mean_span, may_recur=True):
@@ -228,6 +229,12 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
         title = f"{cause.capitalize()}: {{share:.1%}} of {'all steps' if is_rare else 'the step'} goes to {title}"
         evidence = {"cause": cause, "where": where, "reason": LAST_TO_COLLECTIVES}
         yield _finding(of_steps, mean_span, title, detail, evidence | ({"in_some_steps": True} if is_rare else {}))
+
+
+def _waited_by_the_mean_rank(step: StepReport) -> int:
+    """Time for which the mean rank of a step waits in collectives, ns; the whole step where it is not known of all."""
+    waits = [[comm.wait_ns for comm in rank.comms if comm.wait_ns is not None] for rank in step.ranks]
+    return sum(map(sum, waits)) // len(waits) if all(waits) else step.end_ns - step.start_ns
 
 
 def _instead(steps: Sequence[StepReport], number: int, late_ns: float) -> str:

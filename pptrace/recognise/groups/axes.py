@@ -251,9 +251,14 @@ def _axes(
     world_groups = families.pop("world", [])
     unused = []
     used = [(family, merge_usage(uses[group] for group in family)) for family in families.values()]
-    used.sort(key=lambda each: (not each[1].is_of_experts, each[0][0].stride or 0, each[0][0].size))
+    used.sort(
+        key=lambda each: (not each[1].is_of_experts, each[1].gathers_and_sums, each[0][0].stride or 0, each[0][0].size)
+    )
+    of_any = merge_usage(use for group, use in uses.items() if not group.is_named).kinds
     for family, use in used:
-        axis_and_reason = axis_of_use(use, assignments.assigned, family[0])
+        # Where as many calls again may be of these groups, those that are known to be tell little of their use.
+        is_known = all(of_any[kind] < count for kind, count in use.kinds.items() if kind not in P2P)
+        axis_and_reason = axis_of_use(use, assignments.assigned, family[0]) if is_known else None
         if axis_and_reason is not None:
             assignments.assign(family, *axis_and_reason)
         elif not any(use.kinds.values()):

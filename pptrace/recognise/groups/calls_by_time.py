@@ -2,13 +2,15 @@
 
 No member of a group is through a collective in which all wait for all before the last one has begun it. So a call is of no group
 of which another member is in no such call meanwhile; and a call of another rank that is the only one which can be its other side
-is of no other group. Calls that may still be of several groups stay open.
+is of no other group. Ranks that were together by chance leave calls that may be of several groups. All ranks make the calls of
+one kind, size and part of the step in groups of one shape: where all such calls can be of those of one shape, and many cannot be
+of any other, they are of that one, if it gives the members of each group equally many. What else may be of several stays open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -28,7 +30,8 @@ class _Calls(Struct, frozen=True):
     """The calls of one kind and size of a rank in order of start: their rows in its table, and the groups that each may be of.
 
     ``ended_ns`` is when the last of the calls up to each one ended; ``span`` when the first call of the rank began and the last
-    ended.
+    ended. ``part`` is that of the step in which each was made: 0, 1 in a backward, 2 before the
+    update.
     """
 
     row: Int64
@@ -37,6 +40,7 @@ class _Calls(Struct, frozen=True):
     ended_ns: Int64
     span: tuple[int, int]
     is_open: Bool
+    part: Int64
     may_be: Mapping[Members, Bool]
 
     @property
@@ -45,11 +49,16 @@ class _Calls(Struct, frozen=True):
         count: Int64 = np.sum([*self.may_be.values()], axis=0, dtype=np.int64)
         return count
 
+    def named(self, ranks: Members) -> Bool:
+        """Mark the calls that name this group."""
+        return self.may_be[ranks] & ~self.is_open
+
 
 def with_groups_by_time(
     calls: Mapping[int, pd.DataFrame],
     distributed: Mapping[int, Mapping[str, Any]],
     have_one_clock: Callable[[int, int], bool],
+    before_update: Mapping[int, Bool],
 ) -> tuple[Mapping[int, pd.DataFrame], tuple[str, ...]]:
     """Fill in the group of collectives that name none, where other ranks were in no call of any other; with a line about them.
 
@@ -57,6 +66,7 @@ def with_groups_by_time(
         calls: by rank its communication (schema CALLS).
         distributed: by rank what its profiler wrote about the job, with the groups that the rank is in (``pg_config``).
         have_one_clock: whether two ranks read one clock of one host.
+        before_update: by rank the calls after which the optimizer comes before any backward.
     """
     unnamed = {rank: is_unnamed(table) & table["kind"].isin(ALL_TO_ALL).to_numpy() for rank, table in calls.items()}
     if not any(rows.any() for rows in unnamed.values()):
@@ -65,6 +75,7 @@ def with_groups_by_time(
     distinct = {rank: DistinctCalls.of(table, unnamed[rank], sized) for rank, table in calls.items()}
     groups = {rank: groups_by_members(distributed.get(rank, {})) for rank in calls}
     groups = {rank: {} if () in of_rank else of_rank for rank, of_rank in groups.items()}
+    parts = {rank: np.where(before_update[rank], 2, table["backward"] == 1) for rank, table in calls.items()}
     found = {rank: np.full(len(table), -1) for rank, table in calls.items()}
     members = list(dict.fromkeys(ranks for of_rank in groups.values() for ranks in of_rank))
     number = {ranks: index for index, ranks in enumerate(members)}
@@ -75,7 +86,9 @@ def with_groups_by_time(
         if is_open
     )
     for signature in dict.fromkeys(signatures):
-        of_ranks = {rank: _calls_of(calls[rank], distinct[rank], signature, groups[rank]) for rank in calls}
+        of_ranks = {
+            rank: _calls_of(calls[rank], distinct[rank], signature, parts[rank], groups[rank]) for rank in calls
+        }
         for rank, ranks, rows in _sure(of_ranks, have_one_clock):
             found[rank][rows] = number[ranks]
     num_found = sum(int((of_rank >= 0).sum()) for of_rank in found.values())
@@ -97,7 +110,7 @@ _NEAR = 4
 
 
 def _calls_of(
-    calls: pd.DataFrame, distinct: DistinctCalls, signature: Signature, groups: Mapping[Members, Group]
+    calls: pd.DataFrame, distinct: DistinctCalls, signature: Signature, part: Int64, groups: Mapping[Members, Group]
 ) -> _Calls:
     codes = [code for code, other in enumerate(distinct.signatures) if other == signature]
     row = np.flatnonzero(np.isin(distinct.number, codes) & (calls["clock"] == "host").to_numpy())
@@ -114,7 +127,7 @@ def _calls_of(
         for ranks in groups
     }
     span = (int(start.min()), int(end.max())) if len(calls) else (0, -1)
-    return _Calls(row, start[row], end[row], np.maximum.accumulate(end[row]), span, is_open, may_be)
+    return _Calls(row, start[row], end[row], np.maximum.accumulate(end[row]), span, is_open, part[row], may_be)
 
 
 def _partners(calls: _Calls, others: _Calls, ranks: Members) -> tuple[Int64, Int64, Bool]:
@@ -169,8 +182,61 @@ def _sure(
             lone = sure[rank, ranks] & ~(answered & (count == 1))
             sure[rank, ranks] &= ~lone
             is_changed |= bool(lone.any())
-    for (rank, ranks), chosen in sure.items():
+    met = {key: np.zeros(len(chosen), dtype=np.bool_) for key, chosen in sure.items()}
+    for ranks, rank, other in pairs:
+        if (rank, ranks) in met:
+            met[rank, ranks] |= _partners(of_ranks[rank], of_ranks[other], ranks)[0] > 0
+    for (rank, ranks), chosen in _with_shapes(sure, met, of_ranks).items():
         yield rank, ranks, of_ranks[rank].row[chosen]
+
+
+Chosen: TypeAlias = Mapping[tuple[int, Members], Bool]
+"""By rank, and ranks of a group: the calls that are of it."""
+Shape: TypeAlias = tuple[int, int | None]
+"""Size and stride of a group."""
+_MANY, _SHARE = 8, 0.1
+"""The calls that cannot be of a shape from which on none like them are of it: their number, and their share."""
+
+
+def _with_shapes(sure: Chosen, met: Chosen, of_ranks: Mapping[int, _Calls]) -> Chosen:
+    """Add the open calls of each part of the step that can be of groups of one shape alone, and mostly met another side there."""
+    chosen = dict(sure)
+    for part in np.unique(np.concatenate([calls.part[calls.is_open] for calls in of_ranks.values()])).tolist():
+        of_part = {rank: calls.is_open & (calls.part == part) for rank, calls in of_ranks.items()}
+        of_part = {rank: rows for rank, rows in of_part.items() if rows.any()}
+        shape = _only_shape({rank: (of_ranks[rank], rows) for rank, rows in of_part.items()})
+        of_shape = [(rank, ranks) for rank, ranks in sure if shape == _shape_of(ranks) and rank in of_part]
+        if 2 * sum(np.count_nonzero(met[key] & of_part[key[0]]) for key in of_shape) > sum(
+            map(np.sum, of_part.values())
+        ):
+            chosen |= {key: chosen[key] | of_part[key[0]] for key in of_shape}
+    count = {key: int(np.count_nonzero(rows | of_ranks[key[0]].named(key[1]))) for key, rows in chosen.items()}
+    for rank, calls in of_ranks.items():  # what a rank in one group alone calls is of that group
+        if len(calls.may_be) == 1:
+            count.update({(rank, ranks): int(np.count_nonzero(may_be)) for ranks, may_be in calls.may_be.items()})
+    return {
+        (rank, ranks): rows
+        if all(count.get((other, ranks), -1) == count[rank, ranks] for other in ranks if other in of_ranks)
+        else sure[rank, ranks]
+        for (rank, ranks), rows in chosen.items()
+    }
+
+
+def _only_shape(calls: Mapping[int, tuple[_Calls, Bool]]) -> Shape | None:
+    """The one shape of groups that all these calls can be of, one group of each rank; None where many could be of another."""
+    num_impossible: dict[Shape, list[int]] = {}
+    for of_rank, rows in calls.values():
+        for ranks, may_be in of_rank.may_be.items():
+            num_impossible.setdefault(_shape_of(ranks), []).append(int(np.count_nonzero(rows & ~may_be)))
+    enough = max(_MANY, _SHARE * sum(int(rows.sum()) for _, rows in calls.values()))
+    possible = [shape for shape, counts in num_impossible.items() if sum(counts) < enough]
+    if len(possible) != 1 or num_impossible[possible[0]] != [0] * len(calls):
+        return None
+    return possible[0]
+
+
+def _shape_of(ranks: Members) -> Shape:
+    return len(ranks), Group("", "", ranks, len(ranks)).stride
 
 
 def _neighbours(ranks: Members) -> Iterator[tuple[int, int]]:

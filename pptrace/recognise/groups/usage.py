@@ -51,6 +51,13 @@ class Use(Struct):
         """Return whether something but the kind of its calls says that they carry tokens to experts."""
         return self.is_uneven or "ep" in self.hints
 
+    @property
+    def gathers_and_sums(self) -> bool:
+        """Return whether it gathers and all-reduces: keys of other parts of a sequence and their gradients, or what an optimizer
+        has of each rank.
+        """
+        return self.kinds["all_gather"] > 0 and self.kinds["all_reduce"] > 0 and not self.kinds["reduce_scatter"]
+
     def add(self, calls: pd.DataFrame, num_steps: int) -> None:
         """Count the calls that one rank made in so many steps."""
         self.kinds.update(_counts(calls["kind"]))
@@ -130,6 +137,8 @@ def _axis_of_all_reduces(use: Use, assigned: Collection[str]) -> tuple[str, str]
         return ("tp", "its many equal all-reduces") if "tp" not in assigned else None
     if share is None or 0 <= use.largest_bytes <= _FEW_BYTES:
         return None  # without a backward there are no gradients
+    if use.gathers_and_sums and "dp" in assigned:
+        return None
     if share >= 0.95 and use.num_equal < _MANY:
         return "dp", "its all-reduces in the backward"
     return ("dp", "its all-reduces of gradients") if "dp" not in assigned or "tp" in assigned else None

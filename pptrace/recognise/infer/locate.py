@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from pptrace.clock.same_host import pairs_of_same_host_name, same_host_spread
 from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Bool, What
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.axes import Groups, find_groups
 from pptrace.recognise.groups.calls_by_members import with_groups_by_members
@@ -138,6 +139,18 @@ def on_one_clock(facts: Mapping[int, Mapping[str, Any]]) -> Callable[[int, int],
     return have_one_clock
 
 
+def _before_update(recognised: RecognisedRank) -> Bool:
+    """Mark the calls of a rank after which its optimizer comes before any backward: those that sum gradients may."""
+    what, start = (recognised.host[name].to_numpy() for name in ("what", "start_ns"))
+    calls = recognised.calls["start_ns"].to_numpy()
+    node, update = (np.sort(start[what == kind.value]) for kind in (What.ENGINE, What.OPTIMIZER))
+    next_node, next_update = (
+        np.append(of, np.iinfo(np.int64).max)[np.searchsorted(of, calls)] for of in (node, update)
+    )
+    before: Bool = next_update < next_node
+    return before
+
+
 def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
     """The process groups, and the calls with the members of their communicators."""
     facts = {recognised.number: recognised.info.metadata for recognised in ranks}
@@ -155,7 +168,8 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
         members = calls, distributed, (*lines, *of_all)
     elif configured:
         calls, by_members = with_groups_by_members(calls, distributed)
-        calls, by_time = with_groups_by_time(calls, distributed, on_one_clock(facts))
+        before_update = {recognised.number: _before_update(recognised) for recognised in ranks}
+        calls, by_time = with_groups_by_time(calls, distributed, on_one_clock(facts), before_update)
         members = calls, distributed, (*lines, *by_members, *by_time)
     groups = find_groups(
         *members[:2],

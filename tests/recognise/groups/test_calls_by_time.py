@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.model.tables import CALLS
+from pptrace.model.tables import CALLS, Bool
 from pptrace.recognise.groups.calls_by_time import with_groups_by_time
 from tests.support.groups import facts_of_groups
 from tests.support.tables import table_of
@@ -43,9 +45,19 @@ def ran(
     return {rank: table_of(CALLS, of_rank) for rank, of_rank in rows.items()}, truth
 
 
+def filled_of(
+    calls: dict[int, pd.DataFrame],
+    facts: dict[int, dict[str, Any]],
+    one_clock: bool = True,
+    before_update: Mapping[int, Bool] = MappingProxyType({}),
+) -> tuple[Mapping[int, pd.DataFrame], tuple[str, ...]]:
+    before = {rank: before_update.get(rank, np.zeros(len(table), dtype=np.bool_)) for rank, table in calls.items()}
+    return with_groups_by_time(calls, facts, lambda _, other: one_clock, before)
+
+
 def found(calls: dict[int, pd.DataFrame], truth: dict[int, list[str]], groups: Groups, one_clock: bool = True) -> int:
     """Number of calls with a group; each has the right one."""
-    filled, lines = with_groups_by_time(calls, job(groups, len(calls)), lambda _, other: one_clock)
+    filled, lines = filled_of(calls, job(groups, len(calls)), one_clock)
     count = 0
     for rank, table in filled.items():
         for group, right in zip(table["group_ranks"], truth[rank], strict=True):
@@ -75,8 +87,8 @@ def test_ranks_that_are_always_together_leave_the_group_open() -> None:
 @pytest.mark.parametrize("named", [{"group_ranks": "[0, 2]"}, {"group_id": "3"}])
 def test_calls_that_tell_their_group_tell_that_of_their_other_sides(named: dict[str, str]) -> None:
     calls, _ = ran([[0, 2], [1, 3]], 4, 0, late_ns=0)
-    filled, _ = with_groups_by_time(calls | {2: calls[2].assign(**named)}, job(DP_AND_TP, 4), lambda _, other: True)
-    assert set(filled[0]["group_ranks"]) == {"", "[0, 2]"}
+    filled, _ = filled_of(calls | {2: calls[2].assign(**named)}, job(DP_AND_TP, 4))
+    assert set(filled[0]["group_ranks"]) == {"[0, 2]"}
 
 
 def test_ranks_of_several_clocks_leave_the_group_open() -> None:
@@ -102,19 +114,19 @@ def test_collectives_that_some_may_leave_early_stay_open(kind: str) -> None:
 def test_calls_while_another_member_was_not_recorded_stay_open() -> None:
     calls, truth = ran([[0, 2], [1, 3]], 4, 0, 20_000_000)
     calls, truth = calls | {2: calls[2].iloc[3:]}, truth | {2: truth[2][3:]}
-    filled, _ = with_groups_by_time(calls, job(DP_AND_TP, 4), lambda _, other: True)
+    filled, _ = filled_of(calls, job(DP_AND_TP, 4))
     assert filled[0]["group_ranks"].tolist()[:3] == ["", "", ""]
     assert found(calls, truth, DP_AND_TP) > 8, "the others are known"
 
 
 def test_ranks_in_one_group_alone_stay_as_they_are() -> None:
     calls, _ = ran([[0, 1]], 2, 0, 20_000_000)
-    assert with_groups_by_time(calls, job([], 2), lambda _, other: True) == (calls, ())
+    assert filled_of(calls, job([], 2)) == (calls, ())
 
 
 def test_the_other_side_of_a_call_may_be_in_one_group_alone() -> None:
     calls, truth = ran([[0, 1, 2], [0, 2]], 3, 0, 20_000_000)
-    filled, _ = with_groups_by_time(calls, job([[0, 2]], 3), lambda _, other: True)
+    filled, _ = filled_of(calls, job([[0, 2]], 3))
     assert set(filled[1]["group_ranks"]) == {""}
     assert {"[0, 1, 2]", "[0, 2]"} < set(filled[0]["group_ranks"])
     assert all(group in ("", right) for group, right in zip(filled[0]["group_ranks"], truth[0], strict=True))
@@ -124,7 +136,31 @@ def test_the_calls_of_a_rank_in_a_group_that_does_not_tell_its_ranks_stay_open()
     calls, truth = ran(DP_AND_TP, 4, 0, 20_000_000)
     facts = job(DP_AND_TP, 4)
     facts[0]["pg_config"] += [{"pg_name": "9", "pg_size": 3}]
-    filled, _ = with_groups_by_time(calls, facts, lambda _, other: True)
+    filled, _ = filled_of(calls, facts)
     assert set(filled[0]["group_ranks"]) == {""}
     assert "[1, 3]" in set(filled[3]["group_ranks"])
     assert all(group in ("", right) for group, right in zip(filled[3]["group_ranks"], truth[3], strict=True))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_many_calls_can_be_of_groups_of_one_shape_alone_all_are(seed: int) -> None:
+    calls, truth = ran([[0, 2], [1, 3]], 4, seed, 2_000_000, turns=40)
+    assert found(calls, truth, DP_AND_TP) == 160
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_calls_before_the_update_are_told_apart_from_those_of_forwards(seed: int) -> None:
+    calls, truth = ran([*[[0, 1], [2, 3]] * 6, [0, 2], [1, 3]], 4, seed, 2_000_000, turns=20)
+    parts = {rank: np.array([group in ("[0, 2]", "[1, 3]") for group in of_rank]) for rank, of_rank in truth.items()}
+    assert found(calls, truth, DP_AND_TP) < 560, (
+        "calls of both shapes, in one part of the step for all that is known, leave some open"
+    )
+    filled, _ = filled_of(calls, job(DP_AND_TP, 4), before_update=parts)
+    assert {rank: table["group_ranks"].tolist() for rank, table in filled.items()} == truth
+
+
+def test_groups_whose_members_made_unequal_numbers_of_calls_stay_open() -> None:
+    calls, truth = ran([[0, 2], [1, 3]], 4, 0, 2_000_000, turns=40)
+    filled, _ = filled_of(calls | {3: calls[3].iloc[3:]}, job(DP_AND_TP, 4))
+    assert filled[0]["group_ranks"].tolist() == truth[0]
+    assert filled[1]["group_ranks"].tolist()[:3] == ["", "", ""]

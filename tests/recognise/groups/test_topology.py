@@ -188,6 +188,27 @@ def test_axes_come_from_descriptions_or_from_the_use_of_groups(described: bool) 
     assert bool(groups.evidence) == (not described)
 
 
+@pytest.mark.parametrize(("without_group", "axis"), [(8, "dp"), (9, "unknown")])
+def test_all_reduces_of_which_as_many_again_name_no_group_tell_no_axis(without_group: int, axis: str) -> None:
+    job = reducing(ALL_REDUCE[3], 9, trains=True, ranks=(0, 2))
+    for index in range(without_group):
+        job.call(ALL_REDUCE, 2000 + 100 * index, (2020 + 100 * index, 2030 + 100 * index))
+    assert {group.ranks: axis for group, axis in groups_of([job]).axes.items()}[0, 2] == axis
+
+
+@pytest.mark.parametrize(("sums", "axis"), [((0, 4), "unknown"), ((), "dp")])
+def test_groups_that_gather_and_sum_are_those_of_gradients_where_no_others_are(
+    sums: tuple[int, ...], axis: str
+) -> None:
+    job = reducing(ALL_REDUCE[3], 3, trains=True, ranks=(0, 2))
+    job.call(ALL_GATHER, 1000, (1020, 1030), group_id="3", ranks=(0, 2))
+    if sums:
+        job.call(ALL_REDUCE, 1100, (1120, 1130), group_id="5", ranks=sums)
+    axes = {group.ranks: axis for group, axis in groups_of([job]).axes.items()}
+    assert axes.pop((0, 2)) == axis
+    assert axes == ({sums: "dp"} if sums else {})
+
+
 def test_messages_in_the_default_group_show_pipelines_by_who_talks_to_whom() -> None:
     ranks = []
     for rank in range(6):
@@ -324,13 +345,13 @@ def test_axes_whose_sizes_do_not_multiply_up_to_the_ranks_are_not_told_but_by_de
     assert any("do not multiply up to 8 ranks" in line for line in groups.evidence)
 
 
-def reducing(kernel: str, count: int, trains: bool) -> Rank:
-    job = Rank(0, {"world_size": 2})
+def reducing(kernel: str, count: int, trains: bool, ranks: tuple[int, ...] = (0, 1)) -> Rank:
+    job = Rank(0, {"world_size": 2 if ranks == (0, 1) else 8})
     if trains:
         job.add(Category.CPU_OP, ENGINE, 0, 5, thread=AUTOGRAD_THREAD)
     for index in range(count):
         at = 100 * index + 50
-        job.call((*ALL_REDUCE[:3], kernel), at, (at + 20, at + 30), group_id="3", ranks=(0, 1))
+        job.call((*ALL_REDUCE[:3], kernel), at, (at + 20, at + 30), group_id="3", ranks=ranks)
     return job
 
 
