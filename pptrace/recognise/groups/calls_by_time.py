@@ -205,11 +205,12 @@ def _with_shapes(sure: Chosen, met: Chosen, of_ranks: Mapping[int, _Calls]) -> C
         of_part = {rank: calls.is_open & (calls.part == part) for rank, calls in of_ranks.items()}
         of_part = {rank: rows for rank, rows in of_part.items() if rows.any()}
         shape = _only_shape({rank: (of_ranks[rank], rows) for rank, rows in of_part.items()})
-        of_shape = [(rank, ranks) for rank, ranks in sure if shape == _shape_of(ranks) and rank in of_part]
-        if 2 * sum(np.count_nonzero(met[key] & of_part[key[0]]) for key in of_shape) > sum(
-            map(np.sum, of_part.values())
-        ):
-            chosen |= {key: chosen[key] | of_part[key[0]] for key in of_shape}
+        of_shape = {
+            (rank, ranks): of_part[rank] for rank, ranks in sure if shape == _shape_of(ranks) and rank in of_part
+        }
+        num_met = sum(np.count_nonzero(rows & (met[key] | (len(key[1]) == 1))) for key, rows in of_shape.items())
+        if 2 * num_met > sum(map(np.sum, of_part.values())):
+            chosen |= {key: chosen[key] | rows for key, rows in of_shape.items()}
     count = {key: int(np.count_nonzero(rows | of_ranks[key[0]].named(key[1]))) for key, rows in chosen.items()}
     for rank, calls in of_ranks.items():  # what a rank in one group alone calls is of that group
         if len(calls.may_be) == 1:
@@ -230,6 +231,8 @@ def _only_shape(calls: Mapping[int, tuple[_Calls, Bool]]) -> Shape | None:
             num_impossible.setdefault(_shape_of(ranks), []).append(int(np.count_nonzero(rows & ~may_be)))
     enough = max(_MANY, _SHARE * sum(int(rows.sum()) for _, rows in calls.values()))
     possible = [shape for shape, counts in num_impossible.items() if sum(counts) < enough]
+    if len(possible) > 1:  # ranks alone in their groups, which wait for none, are not in all calls together
+        possible = [(size, stride) for size, stride in possible if size > 1]
     if len(possible) != 1 or num_impossible[possible[0]] != [0] * len(calls):
         return None
     return possible[0]

@@ -159,6 +159,12 @@ def test_calls_before_the_update_are_told_apart_from_those_of_forwards(seed: int
     assert {rank: table["group_ranks"].tolist() for rank, table in filled.items()} == truth
 
 
+@pytest.mark.parametrize("turn", [[[0, 2], [1, 3]], [[rank] for rank in range(4)]])
+def test_ranks_that_are_in_all_calls_together_are_not_alone_in_their_groups(turn: Groups) -> None:
+    calls, truth = ran(turn, 4, 0, 2_000_000, turns=40)
+    assert found(calls, truth, [[0, 2], [1, 3], *[[rank] for rank in range(4)]]) == 160
+
+
 def test_groups_whose_members_made_unequal_numbers_of_calls_stay_open() -> None:
     calls, truth = ran([[0, 2], [1, 3]], 4, 0, 2_000_000, turns=40)
     filled, _ = filled_of(calls | {3: calls[3].iloc[3:]}, job(DP_AND_TP, 4))
