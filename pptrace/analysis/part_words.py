@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.stragglers.alike import LONG_OPS, SLOW_RANK
 from pptrace.analysis.stragglers.communication import LATE_MEMBER, LATE_RECEIVES, SLOW_LINK
-from pptrace.analysis.stragglers.hosts import GARBAGE_COLLECTION, LATE_LAUNCHES, LATE_START, PAUSES
+from pptrace.analysis.stragglers.hosts import GARBAGE_COLLECTION, LATE_LAUNCHES, LATE_OP, LATE_START, PAUSES
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
 from pptrace.analysis.whole_run import EARLY_RECEIVES, INTERACTION, LATE_OPS, OUTSIDE, UNEQUAL_ROUTES
 
@@ -103,6 +103,11 @@ WORDS: Mapping[str, PartWords] = {
         "late start",
         "steps that begin late",
         advice="look at what that host does between steps (input, checkpoints, logging)",
+    ),
+    LATE_OP: PartWords(
+        "late op",
+        "the same ops late in each step",
+        advice="look at what that host does before them (input, evaluation, logging between calls of the schedule)",
     ),
     LATE_LAUNCHES: PartWords(
         "late ops",

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pptrace.analysis.result import Finding, RankDevice, StepReport
 from pptrace.analysis.stragglers.alike import LONG_OPS
-from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START, PAUSES
+from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_OP, LATE_START, PAUSES
 from pptrace.analysis.stragglers.reason import FEWEST_STEPS, LEAST_LOW
 from pptrace.analysis.whole_run import CoreWait
 from pptrace.intervals import Int64, intersect, length, union
@@ -164,7 +164,7 @@ these deviate by :data:`CORE_WAIT`, it is 0.2 with ten steps, and this with 170.
 _CAUSES = frozenset({"host", "jitter", "straggler", "unexplained"})
 """Causes that a wait for a core may explain."""
 _MAY_BE_STEADY = ("host", "straggler")
-_REASONS = frozenset({None, LONG_OPS, LATE_LAUNCHES, LATE_START, PAUSES})
+_REASONS = frozenset({None, LONG_OPS, LATE_LAUNCHES, LATE_OP, LATE_START, PAUSES})
 """Reasons that it may explain; others are explained."""
 
 

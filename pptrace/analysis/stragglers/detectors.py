@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.alike import DEVIATION, Place, gains_of_places, long_ops, slow_rank
 from pptrace.analysis.stragglers.communication import HotSpot, late_member, late_receives, slow_link, unequal_routes
-from pptrace.analysis.stragglers.hosts import garbage_collections, host_pauses, late_launches, late_starts
+from pptrace.analysis.stragglers.hosts import garbage_collections, host_pauses, late_launches, late_ops, late_starts
 from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES, long_sequences
 from pptrace.analysis.stragglers.slowdowns import slowdowns
@@ -255,12 +255,13 @@ SINGLE: tuple[Detector, ...] = (
     _only_names(slow_rank),
     _only_names(late_member),
     _later_than_clocks_tell(late_starts),
+    _later_than_clocks_tell(late_ops),
     _later_than_clocks_tell(host_pauses),
     _later_than_clocks_tell(late_launches),
 )
 """Detectors of what single ops, links, ranks and hosts do, all in what those before have left. Long sequences come before long
-ops, as they make ops long: with them, ops have no reason of their own. Ops that are always late come last, without late starts
-and pauses.
+ops, as they make ops long: with them, ops have no reason of their own. Ops that are always late come last, without late starts,
+single late ops and pauses.
 """
 
 

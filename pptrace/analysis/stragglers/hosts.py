@@ -3,13 +3,14 @@
 Where a rank has no device, this is what its host does between ops (Python, input, garbage collection). Collections that
 ``pptrace run`` recorded tell why a host stood still, in ops or before them. Pauses are now and then, seen by their effect alone:
 at different times on different ranks, or on all at once where collections are planned. What a rank waits for in most steps is no
-pause but a gap: Python between ops, or a late start.
+pause but a gap: Python between ops, a late start, or one op that comes late in each step, as the first one of a schedule's second
+call.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from pptrace.analysis.matrix.following_waits import waits_with_late_windows
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.outside import BEFORE
+from pptrace.analysis.stragglers.outside import AMONG, BEFORE
 from pptrace.analysis.stragglers.reason import (
     LEAST_ANYWHERE,
     LEAST_SHARE,
@@ -28,9 +29,11 @@ from pptrace.analysis.stragglers.reason import (
     where_most,
 )
 from pptrace.model.tables import Int64
-from pptrace.model.wording import counted
+from pptrace.model.wording import counted, listed
+from pptrace.schedule.actions import KINDS
 
 LATE_LAUNCHES, LATE_START, GARBAGE_COLLECTION = "late launches", "late start", "garbage collection"
+LATE_OP = "late op"
 _LEAST_DELAY = 0.25
 """Share of a mean op: a rank that is less late into a step is none that is late."""
 _CLEARLY = 1.25
@@ -41,6 +44,8 @@ single ones are. Those that wait for something else are not late."""
 FEWEST_WINDOWS = 4
 """Steps of a pipeline; fewer tell too little of what is usual."""
 PAUSES = "pauses"
+_MOST_LATE = 0.25
+"""Share of a rank's ops: where more come late in each step, no single ones do."""
 _SPANS = ("DATA", "CHECKPOINT", "LOGGING")
 _LEAST_SPAN = 0.1
 _LEAST_PAUSE = 0.25
@@ -85,34 +90,94 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
         {
             "num_late": len(times),
             "typical_ns": round(float(np.median(times))),
-            **({"idle_spans": spans} if where and (spans := _spans_before(plans, late, int(where["rank"]))) else {}),
+            **_spans_meanwhile(plans, late, where, BEFORE, _SPANS),
         },
     )
 
 
-def _spans_before(plans: Sequence[StepMatrix], late: Sequence[Int64], rank: int) -> dict[str, float]:
-    """Shares of a tenth or more of what a rank is late by in which ranges say what its host did, the largest first."""
+def _spans_meanwhile(
+    plans: Sequence[StepMatrix], late: Sequence[Int64], where: Mapping[str, int | str], side: int, kinds: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Shares of a tenth or more of what a rank is late by in which ranges of these kinds on one side of its ops say what its
+    host did, the largest first, as ``idle_spans``; {} where there are none.
+    """
     taken, total = Counter[str](), 0
     for costs, ns in zip(plans, late, strict=True):
-        of_window = np.where(costs.ranks[:, costs.table.rank] == rank, ns, 0).max(axis=1)
+        of_window = np.where(costs.ranks[:, costs.table.rank] == where.get("rank"), ns, 0).sum(axis=1)
         total += int(of_window.sum())
-        spans = costs.outside.where(costs.outside["side"] == BEFORE)
-        spans = spans.where(costs.ranks[spans["window"], spans["pp_rank"]] == rank)
-        for kind in _SPANS:
+        spans = costs.outside.where(costs.outside["side"] == side)
+        spans = spans.where(costs.ranks[spans["window"], spans["pp_rank"]] == where.get("rank"))
+        for kind in kinds:
             of_kind = spans.where(spans["name"] == kind)
             sums = np.bincount(of_kind["window"], of_kind["end"] - of_kind["start"], len(of_window))
             taken[kind] += int(np.minimum(sums, of_window).sum())
-    return {kind: ns / total for kind, ns in taken.most_common() if ns >= _LEAST_SPAN * total}
+    shares = {kind: ns / total for kind, ns in taken.most_common() if ns >= max(_LEAST_SPAN * total, 1)}
+    return {"idle_spans": shares} if shares else {}
+
+
+def late_ops(plans: Sequence[StepMatrix]) -> Reason | None:
+    """Single ops of ranks that come late in each step, as the first one of a schedule's second call before one update, and what
+    steps would get back if they did not; None where there are none.
+    """
+    late = [_late_places(costs) for costs in plans]
+    times = np.concatenate([ns[ns > 0] for ns in late])
+    if not len(times):
+        return None
+    where = where_most(time_by_rank(plans, late))
+    names = [
+        f"{KINDS[costs.table.kind[row]]} of microbatch {costs.table.microbatch[row]}"
+        for costs, ns in zip(plans, late, strict=True)
+        for row in np.flatnonzero(np.where(costs.ranks[:, costs.table.rank] == where.get("rank"), ns, 0).any(axis=0))
+    ]
+    who = f"rank {where['rank']} comes" if where else "several ranks come"
+    which = f" ({listed(dict.fromkeys(names), 3)})" if names else ""
+    return Reason(
+        LATE_OP,
+        _causes(plans),
+        where,
+        f"Late ops: {{share}} is lost because {who} late to the same ops of each step{which}",
+        f"all that they need is there {np.median(times) / 1e6:,.2f} ms before they begin, typically: look at what that host does "
+        "then (input, evaluation, logging between calls of the schedule)",
+        gains_if_sooner(plans, list(map(_with_waits, plans, late))),
+        {"num_late": len(times), "typical_ns": round(float(np.median(times)))}
+        | _spans_meanwhile(plans, late, where, AMONG, (*_SPANS, "EVAL")),
+    )
+
+
+def _late_places(costs: StepMatrix) -> Int64:
+    """Lateness of single ops that come late in most steps, but the first ones of ranks, beyond what is usual of their rank's ops,
+    shape (windows, rows), ns.
+    """
+    late = np.zeros(costs.lateness.shape, dtype=np.int64)
+    own = np.where(_with_waits(costs, _late_firsts(costs)) > 0, 0, costs.lateness - costs.waits_for(costs.lateness))
+    for windows in costs.of_pipelines():
+        if len(windows) < FEWEST_WINDOWS:
+            continue
+        middle = (len(windows) - 1) // 2
+        in_most_steps = np.partition(own[windows], middle, axis=0)[middle]
+        for begin, end in pairwise(costs.table.rank_ptr.tolist()):
+            usual = np.median(in_most_steps[begin:end]) if end > begin else 0
+            is_late = in_most_steps[begin:end] - usual >= costs.durations.mean()
+            is_late[:1] = False
+            if is_late.sum() <= _MOST_LATE * (end - begin):
+                late[windows, begin:end] = np.where(
+                    is_late, np.maximum(own[windows, begin:end] - round(float(usual)), 0), 0
+                )
+    return late
 
 
 def late_launches(plans: Sequence[StepMatrix]) -> Reason | None:
     """The rank whose ops always begin later than those of the others, and what steps would get back if they did not.
 
     Where all ranks are about as late, what they would get back if none was late; not where no message is known, whose transfers
-    would look the same. Late starts and pauses are reasons of their own.
+    would look the same. Late starts, pauses and single ops that come late in each step are reasons of their own.
     """
     delays = [
-        costs.lateness - _with_waits(costs, _late_firsts(costs)) - _with_waits(costs, _pauses(costs)) for costs in plans
+        costs.lateness
+        - _with_waits(costs, _late_firsts(costs))
+        - _with_waits(costs, _pauses(costs))
+        - _with_waits(costs, _late_places(costs))
+        for costs in plans
     ]
     usual = [_usual_delay(costs, ns) for costs, ns in zip(plans, delays, strict=True)]
     excess = [np.maximum(ns - limit, 0) for ns, limit in zip(delays, usual, strict=True)]

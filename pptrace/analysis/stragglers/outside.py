@@ -11,18 +11,20 @@ from msgspec import Struct
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import Slice
 
-BEFORE, AFTER = 0, 1
+BEFORE, AFTER, AMONG = 0, 1, 2
 _ROUNDING_BITS = 21
 """Times of a trace may be rounded, to 23 bits in tables of floats: what follows an op may begin a little before its end."""
-_NOT_WORK = ("STEP", "EVAL")
-"""Ranges around other work."""
+_AROUND = "EVAL"
+"""Kind of ranges around other work."""
+_AMONG_OPS = ("DATA", "CHECKPOINT", "LOGGING", "EVAL")
+"""Kinds of ranges that say what a host does between two calls of a schedule before one update."""
 
 
 def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tuple[Slice, int], pp_rank: int) -> Slice:
     """Work of one rank outside its ops, in order of window and start.
 
-    What lies among its ops is left out. The name of a collective is its axis and kind; what it works is what it takes when all
-    members are there, ns.
+    What lies among its ops is left out, but for ranges that say what the host did there. The name of a collective is its axis and
+    kind; what it works is what it takes when all members are there, ns.
 
     Args:
         spans, comms: rows, and the window of each.
@@ -32,7 +34,7 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     first, last = np.full(ops[1], most), np.full(ops[1], -most)
     np.minimum.at(first, ops[0]["window"], ops[0]["start"])
     np.maximum.at(last, ops[0]["window"], ops[0]["end"])
-    is_work, is_collective = ~spans[0].among("kind", _NOT_WORK), ~comms[0].among("kind", MESSAGES)
+    is_work, is_collective = ~spans[0].among("kind", ("STEP",)), ~comms[0].among("kind", MESSAGES)
     works, of_spans = spans[0].where(is_work), spans[1][is_work]
     collectives, of_comms = comms[0].where(is_collective), comms[1][is_collective]
     start, end = (np.concatenate((works[name], collectives[name])) for name in ("start_ns", "end_ns"))
@@ -40,20 +42,23 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     middle = start + (end - start) // 2
     rounding = np.maximum((last - first)[window] >> _ROUNDING_BITS, 1_000)
     is_before, is_after = middle <= first[window] + rounding, middle >= last[window] - rounding
+    of_collectives = np.zeros(len(collectives), dtype=np.bool_)
+    is_around = np.append(works.among("kind", (_AROUND,)), of_collectives)
+    is_among = np.append(works.among("kind", _AMONG_OPS), of_collectives) & ~is_before & ~is_after
     together = np.concatenate((works["start_ns"], collectives["transfer_start_ns"]))
     begun = np.maximum(start, np.where(is_after, last[window], start))
     called = zip(collectives["axis"].tolist(), collectives["kind"].tolist(), strict=True)
     columns = {
         "window": window,
         "pp_rank": np.full(len(window), pp_rank, dtype=np.int64),
-        "side": np.where(is_before, BEFORE, AFTER),
+        "side": np.where(is_before, BEFORE, np.where(is_among, AMONG, AFTER)),
         "name": np.array([*works["kind"].tolist(), *(f"{axis} {kind}" for axis, kind in called)], dtype=np.str_),
         "match": np.concatenate((np.full(len(works), -1, dtype=np.int64), collectives["match"].astype(np.int64))),
         "start": begun,
         "end": np.maximum(end, begun),
         "work": np.maximum(end - np.maximum(together, begun), 0),
     }
-    chosen = np.flatnonzero(is_before | is_after)
+    chosen = np.flatnonzero((is_before | is_after) & ~is_around | is_among)
     chosen = chosen[np.lexsort((begun[chosen], window[chosen]))]
     return Slice({name: column[chosen] for name, column in columns.items()})
 

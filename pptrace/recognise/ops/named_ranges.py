@@ -87,8 +87,8 @@ def _begins(ops: pd.DataFrame, kind: str) -> tuple[pd.Series[Any], pd.DataFrame,
 def with_spans(
     ops: pd.DataFrame, kind: str, start: Int64, end: Int64, launches: LaunchIndex | None = None
 ) -> pd.DataFrame:
-    """The ops with spans of a kind at these times, each of the step that began last before it, data of the next one; as they are
-    where no step is known. With ``launches`` they last as long as what they launched.
+    """The ops with spans of a kind at these times, each of the step that began last before it, data behind that one's last op
+    of the next one; as they are where no step is known. With ``launches`` they last as long as what they launched.
     """
     begins, of_steps, has_ranges = _begins(ops, kind)
     if begins.empty:
@@ -101,8 +101,10 @@ def with_spans(
     begun = np.searchsorted(begins.to_numpy(), start, side="right")
     index = np.maximum(begun - 1, 0)
     if kind == DATA:
-        until = of_steps.groupby("step")["end_ns"].max().loc[begins.index].to_numpy()
-        is_next = (begun == 0) | (start >= until[index]) if has_ranges else np.ones(len(start), dtype=np.bool_)
+        # The next step's comes behind the range of a step, or what its host began last: devices run behind their hosts.
+        of_hosts = of_steps if has_ranges else of_steps[of_steps["clock"] == "host"]
+        latest = of_hosts.groupby("step")["end_ns" if has_ranges else "start_ns"].max()
+        is_next = (begun == 0) | (start >= latest.reindex(begins.index, fill_value=begins.iloc[0]).to_numpy()[index])
         index = np.where(is_next, np.minimum(begun, len(begins) - 1), index)
     step = begins.index.to_numpy()[index]
     table = ops_table({"kind": kind, "step": step, "start_ns": start, "end_ns": end, "clock": as_category(clock)})

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.detectors import study_steps
-from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
-from pptrace.analysis.stragglers.outside import BEFORE
+from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_OP, LATE_START, PAUSES
+from pptrace.analysis.stragglers.outside import AMONG, BEFORE
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
@@ -98,6 +98,38 @@ def test_what_all_ranks_are_late_by_is_a_finding_from_a_twentieth_of_the_step_on
     found = [finding for finding in report.findings if finding.evidence["cause"] == "host"]
     assert [one.evidence["where"] for one in found] == [{}] * is_finding
     assert not of_reason(report, LATE_LAUNCHES)  # the cause says it
+
+
+@pytest.mark.parametrize(("late_ns", "num_late"), [(9000, 1), (9000, 5), (900, 1)])
+def test_single_ops_that_come_late_in_each_step_are_named_with_what_their_host_did_before(
+    late_ns: int, num_late: int
+) -> None:
+    """Rank 0 loads data before F of microbatch 4, or all from it to B of 0. Of 16 ops five are no single ones."""
+    table = build("gpipe", 2, 8).table
+    is_late = (table.rank == 0) & (table.position >= 4) & (table.position < 4 + num_late)
+    delays = np.tile(np.where(is_late, late_ns, 0), (4, 1, 1))
+    costs = measured_costs(table, np.full((4, 1, len(table)), 1000), 0, delays)
+    window = np.arange(4)
+    spans = {"window": window, "pp_rank": 0 * window, "side": AMONG + 0 * window, "name": np.array(["DATA"] * 4)}
+    outside = Slice(
+        {**spans, "match": window, "start": 0 * window, "end": 6000 + 0 * window, "work": 6000 + 0 * window}
+    )
+    reasons = study_steps([replace(costs, outside=outside)]).reasons
+    found = [reason for reason in reasons if reason.name == LATE_OP]
+    assert bool(found) == (num_late == 1 and late_ns > 1000)
+    if found:
+        (reason,) = reasons
+        assert (reason.where, reason.evidence["idle_spans"]) == ({"rank": 0}, {"DATA": pytest.approx(2 / 3)})
+        assert reason.title.endswith("because rank 0 comes late to the same ops of each step (F of microbatch 4)")
+        assert reason.gains.tolist() == [late_ns] * 4
+
+
+def test_an_op_that_comes_late_in_few_steps_is_none_that_comes_late_in_each() -> None:
+    table = build("gpipe", 2, 8).table
+    delays = np.zeros((8, 1, len(table)), dtype=np.int64)
+    delays[:4, 0, 4] = 9000
+    reasons = study_steps([measured_costs(table, np.full((8, 1, len(table)), 1000), 0, delays)]).reasons
+    assert [reason.name for reason in reasons] == [PAUSES]
 
 
 def test_a_late_start_says_which_ranges_its_host_ran_before() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.stragglers.outside import AFTER, BEFORE, chains_of, outside_of
+from pptrace.analysis.stragglers.outside import AFTER, AMONG, BEFORE, chains_of, outside_of
 from pptrace.model.tables import MESSAGES
 from pptrace.slices import Slice
 from tests.support.tables import rows_of, slice_with
@@ -37,7 +37,7 @@ def random_rows(rng: random.Random, kinds: tuple[str, ...]) -> list[Row]:
     return rows
 
 
-def test_work_is_before_or_after_all_ops_of_a_window_and_not_among_them() -> None:
+def test_work_is_before_or_after_all_ops_of_a_window_and_ranges_that_say_what_hosts_do_among_them_too() -> None:
     num_found = 0
     for seed in SEEDS:
         rng = random.Random(seed)
@@ -46,18 +46,19 @@ def test_work_is_before_or_after_all_ops_of_a_window_and_not_among_them() -> Non
             for window in range(WINDOWS)
             for at in sorted(rng.randint(8_000, 60_000) for _ in range(rng.randint(1, 4)))
         ]
-        spans = random_rows(rng, ("STEP", "EVAL", "OPTIMIZER", "GC"))
+        spans = random_rows(rng, ("STEP", "EVAL", "OPTIMIZER", "GC", "DATA"))
         comms = random_rows(rng, (*MESSAGES, "all_reduce", "all_gather"))
         expected = []
         for row in [*spans, *comms]:
             is_comm = any(row is other for other in comms)
-            if row["kind"] in (*MESSAGES, "STEP", "EVAL"):
+            if row["kind"] in (*MESSAGES, "STEP"):
                 continue
             of_window = [op for op in ops if op["window"] == row["window"]]
             first, last = min(op["start"] for op in of_window), max(op["end"] for op in of_window)
             middle = row["start_ns"] + (row["end_ns"] - row["start_ns"]) // 2
             is_before, is_after = middle <= first + 1_000, middle >= last - 1_000
-            if not is_before and not is_after:
+            is_among = not is_before and not is_after
+            if is_among != (row["kind"] == "EVAL") and not (is_among and row["kind"] == "DATA"):
                 continue
             begun = max(row["start_ns"], last) if is_after else row["start_ns"]
             together = max(row["transfer_start_ns"] if is_comm else row["start_ns"], begun)
@@ -65,7 +66,7 @@ def test_work_is_before_or_after_all_ops_of_a_window_and_not_among_them() -> Non
                 {
                     "window": row["window"],
                     "pp_rank": 2,
-                    "side": BEFORE if is_before else AFTER,
+                    "side": AMONG if is_among else BEFORE if is_before else AFTER,
                     "name": f"{row['axis']} {row['kind']}" if is_comm else row["kind"],
                     "match": row["match"] if is_comm else -1,
                     "start": begun,

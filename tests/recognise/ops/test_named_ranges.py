@@ -48,6 +48,17 @@ def test_a_name_says_what_its_range_is(name: str, begin: int, kind_of_ops: str) 
     assert list(zip(found["kind"], found["step"], found["start_ns"], found["end_ns"], strict=True)) == expected
 
 
+@pytest.mark.parametrize(("clock", "step"), [("host", 0), ("device", 1)])
+def test_data_between_ops_of_a_host_is_of_their_step_and_between_those_of_a_device_of_the_next(
+    clock: str, step: int
+) -> None:
+    """A device may still run a step's ops while its host loads the next step's data."""
+    rows = [("F", at // 100, at, at + 20) for at in (0, 60, 100, 160)]
+    ops = table_of(OPS, named("kind step start_ns end_ns", rows), -1).assign(clock=clock, source="label")
+    events = make_trace([Event(Category.ANNOTATION, "get_batch", 30, 50, thread=1)]).events
+    assert with_named_ranges(ops, events, device_work(events)).iloc[4:]["step"].tolist() == [step]
+
+
 def test_ranges_count_once_and_of_the_threads_that_train_but_all_stand_still_in_collections() -> None:
     ranges = [("ProfilerStep#1", 100, 180, 1), ("Data loading", 110, 130, 1), ("get_batch", 112, 120, 1)]
     ranges += [("get_batch", 140, 150, 2), ("gc.collect", 160, 170, 2)]
