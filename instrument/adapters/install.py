@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from instrument.adapters import deepspeed_pipe, megatron_core, megatron_state, recompute
+from instrument.adapters import deepspeed_pipe, dualpipe, megatron_core, megatron_state, recompute
 from instrument.adapters.call_marks import CallMarks
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.hooks import Hooks
@@ -122,6 +122,8 @@ class Adapters:
         }
         for name, install in of_megatron.items():
             self._watch(name, name, install, "megatron-core")
+        for name in dualpipe.MODULES:
+            self._watch(name, name, lambda module: dualpipe.DualPipeHooks(module, hooks, works, session), "dualpipe")
         of_deepspeed = deepspeed_pipe.DeepSpeedHooks
         self._watch(
             "deepspeed",

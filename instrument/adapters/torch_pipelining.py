@@ -16,12 +16,11 @@ from typing import Any
 import torch.distributed as dist
 
 from instrument.adapters.hooks import Hooks, Watch, require
-from instrument.adapters.tensor_bytes import num_bytes
-from instrument.adapters.watched_pass import WatchedPass, watch_span
-from instrument.adapters.works import Works, is_work
+from instrument.adapters.watched_pass import WatchedPass, name_messages, watch_span
+from instrument.adapters.works import Works
 from instrument.session import Session
 from pptrace.errors import ScheduleError
-from pptrace.marks import SpanKind, Transfer
+from pptrace.marks import SpanKind
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
@@ -46,7 +45,6 @@ _MESSAGES = {
 }
 _PLANNED_BY_NAME = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
 """Schedules with one stage per rank, and the registry's names of them."""
-_TAG = "_pptrace_message"
 
 
 class _Local(threading.local):
@@ -140,17 +138,7 @@ class PipeliningHooks:
             return
         if self._local.pair is None:
             running.end_op()
-        posted = running.post(transfers_of(ops)) if self._listener.recorder.listening else None
-        if posted is None:
-            return
-        with posted:
-            result = yield
-        works = [work for work in (result if isinstance(result, list) else [result]) if is_work(work)]
-        if len(works) == len(ops):
-            for op, work in zip(ops, works, strict=True):
-                running.watch(work, transfers_of([op]))
-        elif works:
-            running.watch(works[-1], transfers_of(ops))
+        yield from running.watch_batch(ops)
 
     def _watch_reduce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
         self._end_op()
@@ -198,18 +186,6 @@ def _is_compute(action: Any) -> bool:
         return False
 
 
-def transfers_of(ops: Sequence[Any]) -> list[Transfer]:
-    """The messages of P2P ops whose stage named them, [] if any is not named; several tensors of one activation are one."""
-    size_by_transfer: dict[tuple[Action, int], int] = {}
-    for op in ops:
-        action = getattr(op, _TAG, None)
-        if action is None:
-            return []
-        key = (action, int(op.peer))
-        size_by_transfer[key] = size_by_transfer.get(key, 0) + num_bytes(op.tensor)
-    return [Transfer(action, peer, size) for (action, peer), size in size_by_transfer.items()]
-
-
 def _microbatch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The microbatch, which a stage's methods take first."""
     return int(args[1] if len(args) > 1 else next(iter(kwargs.values())))
@@ -218,5 +194,4 @@ def _microbatch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def _name_messages(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
     """Write on each P2P op of a stage which message it carries."""
     action = Action(kind, args[0].stage_index, _microbatch_of(args, kwargs))
-    for op in (yield):
-        setattr(op, _TAG, action)
+    name_messages((yield), action)

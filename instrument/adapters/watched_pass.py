@@ -5,12 +5,13 @@ An adapter says what runs; this opens and closes the ranges. Several tensors of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from instrument.adapters.hooks import Watch
-from instrument.adapters.works import Works
+from instrument.adapters.tensor_bytes import num_bytes
+from instrument.adapters.works import Works, is_work
 from instrument.recorder import Range, Recorder, null_range
 from instrument.session import Session
 from pptrace.marks import Axis, ExchangeMark, Link, OpMark, P2PMark, SpanKind, Transfer, WaitMark
@@ -71,11 +72,13 @@ class WatchedPass:
             self._op = self.listener.recorder.mark(OpMark(action, self.listener.num_steps, planned is not None))
             self._op.__enter__()
 
-    def begin_pair(self, forward: Action, backward: Action) -> None:
-        """A forward and a backward begin that overlap each other; named as a pair only where the plan has it."""
+    def begin_pair(self, forward: Action, backward: Action) -> bool:
+        """A forward and a backward begin together; return whether the plan has them as a pair, as which alone they are named."""
         pair = self.pairs.get((forward.stage, forward.microbatch))
-        if pair is not None and pair.parts[1].key == backward.key:
+        is_planned = pair is not None and pair.parts[1].key == backward.key
+        if pair is not None and is_planned:
             self.begin_op(pair)
+        return is_planned
 
     def end_op(self) -> None:
         if self._op is not None:
@@ -102,8 +105,43 @@ class WatchedPass:
         named = map(self._numbered, transfers)
         self.works.watch(work, tuple(TransferWait(self.listener.recorder, transfer, step) for transfer in named))
 
+    def watch_batch(self, ops: Sequence[Any]) -> Watch:
+        """Watch a call that posts P2P ops together, whose messages :func:`name_messages` named."""
+        posted = self.post(transfers_of(ops)) if self.listener.recorder.listening else None
+        if posted is None:
+            return
+        with posted:
+            result = yield
+        works = [work for work in (result if isinstance(result, list) else [result]) if is_work(work)]
+        if len(works) == len(ops):
+            for op, work in zip(ops, works, strict=True):
+                self.watch(work, transfers_of([op]))
+        elif works:
+            self.watch(works[-1], transfers_of(ops))
+
     def _numbered(self, transfer: Transfer) -> Transfer:
         return replace(transfer, action=transfer.action.later(self._before)) if self._before else transfer
+
+
+_TAG = "_pptrace_message"
+
+
+def name_messages(ops: Iterable[Any], action: Action) -> None:
+    """Write on P2P ops of one activation or gradient which message they carry."""
+    for op in ops:
+        setattr(op, _TAG, action)
+
+
+def transfers_of(ops: Sequence[Any]) -> list[Transfer]:
+    """The messages of P2P ops whose stage named them, [] if any is not named; several tensors of one activation are one."""
+    size_by_transfer: dict[tuple[Action, int], int] = {}
+    for op in ops:
+        action = getattr(op, _TAG, None)
+        if action is None:
+            return []
+        key = (action, int(op.peer))
+        size_by_transfer[key] = size_by_transfer.get(key, 0) + num_bytes(op.tensor)
+    return [Transfer(action, peer, size) for (action, peer), size in size_by_transfer.items()]
 
 
 def watch_optimizer(listener: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:

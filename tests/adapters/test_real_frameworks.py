@@ -1,4 +1,4 @@
-"""megatron-core and DeepSpeed themselves, training on CPUs over gloo under ``pptrace run``, where they are installed."""
+"""megatron-core, DeepSpeed and DualPipe, training on CPUs over gloo under ``pptrace run``, where they are installed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pptrace.schedule import registry
 from pptrace.workflow.load import load
 from tests.support.programs import pptrace
 
 pytestmark = pytest.mark.processes
 HERE = Path(__file__).parent
-MEGATRON, DEEPSPEED = HERE / "megatron_program.py", HERE / "deepspeed_program.py"
+MEGATRON, DEEPSPEED, DUALPIPE = (HERE / f"{name}_program.py" for name in ("megatron", "deepspeed", "dualpipe"))
 needs_megatron = pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
+needs_dualpipe = pytest.mark.skipif(find_spec("dualpipe") is None, reason="DualPipe is not installed")
 KINDS = {("send", "F"): "SEND_F", ("recv", "F"): "RECV_F", ("send", "B"): "SEND_B", ("recv", "B"): "RECV_B"}
 Seen = tuple[str, int, int]
 
@@ -67,9 +69,9 @@ def check_against_truth(folder: Path, num_ranks: int = 2) -> None:
     assert (named["match"] >= 0).all()
 
 
-def check_bits(folder: Path, program: Path, hooked: str, *arguments: str) -> None:
+def check_bits(folder: Path, program: Path, hooked: str, *arguments: str, num_ranks: int = 2) -> None:
     """The same program without hooks has the same losses, bit for bit."""
-    options = ("-n", "2", "--no-hooks", "--no-analyze", "-o", folder / "plain")
+    options = ("-n", str(num_ranks), "--no-hooks", "--no-analyze", "-o", folder / "plain")
     ended = pptrace("run", *options, program, *arguments, forked=True)
     assert len(losses(hooked)) >= 3
     assert losses(hooked) == losses(ended.out)
@@ -101,3 +103,35 @@ def test_deepspeed_is_read_as_it_ran_and_trains_to_the_same_bits(tmp_path: Path,
     assert (report.mesh.pp, report.mesh.dp) == (2, 1)
     if "eval=1" in arguments:
         check_bits(tmp_path, DEEPSPEED, hooked, *arguments)
+
+
+@needs_dualpipe
+@pytest.mark.parametrize(
+    "arguments", [("v=0", "overlap=1", "eval=1"), ("v=0", "mapping=2,0,3,1"), ("v=1", "overlap=1"), ("v=1",)]
+)
+def test_dualpipe_is_read_as_it_ran_and_trains_to_the_same_bits(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Ops of pairs, one range, are those of the plan's halves; all others are as the stages saw them."""
+    hooked = run(DUALPIPE, tmp_path, *arguments, num_ranks=4)
+    analysis = load([tmp_path / "run"])
+    report, ops, comms = analysis.report, analysis.data.ops, analysis.data.comms
+    name = "dualpipe-v" if "v=1" in arguments else "dualpipe"
+    assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("deepseek", name, ())
+    assert (report.mesh.pp, report.mesh.vpp, report.mesh.dp) == (4, 2, 1)
+    plan = registry.build(name, 4, 10, 2)
+    for rank in range(4):
+        place = [2, 0, 3, 1][rank] if "mapping=2,0,3,1" in arguments else rank
+        for step in (1, 2):
+            planned = plan.compute_actions(place)
+            truth = json.loads((tmp_path / "truth" / f"rank{rank}.json").read_text())[step]
+            assert truth == [
+                [str(half.kind), half.stage, half.microbatch] for action in planned for half in action.halves
+            ]
+            measured = in_order(ops[ops["kind"].isin(("F", "B", "I", "W", "OVERLAP_F_B"))], rank, step)
+            assert list(zip(measured["kind"], measured["stage"], measured["microbatch"], strict=True)) == [
+                (str(action.kind), action.stage, action.microbatch) for action in planned
+            ]
+    named = comms[comms["direction"].isin(("F", "B"))]
+    assert len(named) > 0
+    assert (named["match"] >= 0).all()
+    if arguments == ("v=1",):
+        check_bits(tmp_path, DUALPIPE, hooked, *arguments, num_ranks=4)
