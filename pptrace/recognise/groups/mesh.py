@@ -152,12 +152,13 @@ def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]
 
 
 def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
-    """Set the axis of the collectives, if there is one and its groups can be the replicas.
+    """Set the axis of the collectives, or of messages within stages, if there is one and its groups can be the replicas.
 
     Replicas that differ in one axis alone are as many as each of its collectives has members, where those say how many.
     """
     replicas = len(mesh.pipelines)
-    rows = comms[~rows_among(comms["kind"], P2P) & ~rows_among(comms["axis"], _OF_PIPELINES)]
+    is_of_axis = ~rows_among(comms["kind"], P2P) | rows_among(comms["axis"], WITHIN_STAGE)
+    rows = comms[is_of_axis & ~rows_among(comms["axis"], _OF_PIPELINES)]
     named = set(rows["axis"].tolist())
     if replicas < 2 or replicas * (mesh.pp or 0) != mesh.num_ranks or len(named) != 1 or not named <= set(WITHIN_STAGE):
         return mesh
@@ -192,7 +193,8 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
     # Where a group has several ranks, the ops alone cannot show that the axes without one have none.
     several = any(size > 1 for size in groups.sizes.values())
     named: dict[str, int | None] = {
-        axis: groups.sizes.get(axis, None if several else mesh.size_of(axis)) for axis in SIZED
+        axis: groups.sizes.get(axis, None if several and mesh.size_of(axis) == 1 else mesh.size_of(axis))
+        for axis in SIZED
     }
     num_ranks = max(mesh.num_ranks, groups.world_size or 0)
     pp = len(groups.pipelines[0]) if is_consistent else mesh.pp or groups.sizes.get("pp")

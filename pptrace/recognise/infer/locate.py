@@ -79,6 +79,8 @@ def locate(
     comms = join_ranks([(recognised.number, recognised.comms) for recognised in ranks], COMMS)
     facts, layout = with_layout({recognised.number: recognised.info.metadata for recognised in ranks}, ops)
     (calls, distributed, uncertain), groups = found
+    if matched and groups.sizes.get("pp", len(matched[0])) != len(matched[0]):  # those of messages within stages too
+        groups = replace(groups, sizes={})
     metadata = list(facts.values())
     # The ranks with a trace, and the peers of their messages, have numbers below the size of the run.
     highest_peer = int(comms["peer"].max()) if len(comms) else -1

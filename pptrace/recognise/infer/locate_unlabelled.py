@@ -17,7 +17,7 @@ from pptrace.marks import P2P
 from pptrace.model.tables import COMPUTE_KINDS, Int64, What
 from pptrace.model.wording import counted, listed
 from pptrace.recognise.groups.axes import Groups
-from pptrace.recognise.groups.topology import call_keys, global_peer
+from pptrace.recognise.groups.topology import UNKNOWN, call_keys, global_peer
 from pptrace.recognise.infer.evidence import Evidence, MismatchError, Result, evidence_of, first_match, outcome_of
 from pptrace.recognise.infer.locate import Located, groups_of, locate, on_one_clock
 from pptrace.recognise.infer.match import Match, RankMatch, in_steps, with_matches
@@ -100,9 +100,22 @@ def _match_jointly(ranks: Sequence[RecognisedRank], separated: Separated, groups
     if isinstance(pipelines, MismatchError):
         raise pipelines
     steps = _in_steps(pipelines, ranks)
-    matched = with_matches(ranks, steps, separated.others, separated.axis)
     chains = tuple(match.chain for match in pipelines)
-    return JointMatch(matched, chains, (*_notes(pipelines, steps, matched), *separated.lines, *cut))
+    axis = "cp" if separated.axis == UNKNOWN and _are_within_stages(separated, chains) else separated.axis
+    lines = [f"{line}; taken for those of context parallelism" if axis == "cp" else line for line in separated.lines]
+    matched = with_matches(ranks, steps, separated.others, axis)
+    return JointMatch(matched, chains, (*_notes(pipelines, steps, matched), *lines, *cut))
+
+
+def _are_within_stages(separated: Separated, chains: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether the messages that are between no two ops are all between ranks of one stage."""
+    place = {rank: place for chain in chains for place, rank in enumerate(chain)}
+    return all(
+        place.get(peer) == place[rank]
+        for rank, by_kind in separated.others.items()
+        for messages in by_kind.values()
+        for peer in np.unique(messages.peer).tolist()
+    )
 
 
 def _in_steps(matches: Sequence[Match], ranks: Sequence[RecognisedRank]) -> list[Match]:

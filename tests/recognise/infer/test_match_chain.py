@@ -414,8 +414,9 @@ def test_rings_inside_ops_and_a_pipeline_are_told_by_the_distance_of_their_ranks
     assert check_never_wrong(programs[0], run) == len(programs[0].truth)
     assert run.schedule.name == name
     assert run.mesh.pipelines == tuple(orders)
-    rings = run.comms[run.comms["axis"] == "unknown"]
+    rings = run.comms[run.comms["axis"] == "cp"]
     assert len(rings) == 2 * len(programs[0].truth)
+    assert run.mesh.size_of("cp") == 2
     assert ((rings["step"] >= 0) & (rings["match"] >= 0) & (rings["microbatch"] == -1)).all()
     assert any(f"ranks that are not {apart} apart are inside ops: 24 from rank 0" in line for line in run.warnings)
 
