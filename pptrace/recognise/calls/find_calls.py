@@ -204,7 +204,8 @@ _LAYERS = {
 }
 _ENGINE = re.compile(r"^autograd::engine::evaluate_function")
 _COPY_BACK = re.compile(r"^torch\.distributed\.ddp\.reducer::copy_bucket_to_grad\Z")
-_NO_WORK = re.compile(r"::(?:wait_tensor|as_strided)\Z")
+_WAIT = re.compile(r"::wait_tensor\Z")
+_NO_WORK = re.compile(r"::as_strided\Z")
 """Operators that compute nothing: DDP makes some views between its wait and the copies that follow."""
 
 
@@ -283,17 +284,23 @@ def _host_times(calls: Slice, events: Events, may_be_bucket: Bool) -> dict[str, 
 
 def _busy_until(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:
     """Ends of what threads ran in stretches of time: the end of the last one that each began in [start_ns, end_ns), at
-    most end_ns; start_ns without any.
+    most end_ns; start_ns without any. What waits for a tensor, as an operator on one that is still under way, runs until then.
     """
     until = starts_ns.copy()
     computes = (events.category == Category.CPU_OP) & np.isin(events.thread, np.unique(threads))
     rows = np.flatnonzero(computes & ~events.named(_NO_WORK)[events.name_id]) if len(threads) else threads
+    is_wait = events.named(_WAIT)[events.name_id]
     for thread, of_thread in events.rows_by_thread(rows).items():
-        on_thread, ran = np.flatnonzero(threads == thread), events.intervals_of(of_thread)
+        on_thread, ran, waits = (
+            np.flatnonzero(threads == thread),
+            of_thread[~is_wait[of_thread]],
+            of_thread[is_wait[of_thread]],
+        )
+        starts, waited = events.start_ns[ran], np.append(events.start_ns[waits], np.iinfo(np.int64).max)
+        latest = np.maximum.accumulate(np.minimum(events.ends_of(ran), waited[np.searchsorted(waited, starts)]))
         start, end = starts_ns[on_thread], ends_ns[on_thread]
-        low, high = np.searchsorted(ran.starts, start), np.searchsorted(ran.starts, end)
-        latest = np.clip(ran.latest_ends[high - 1], start, end)
-        until[on_thread] = np.where(low < high, latest, start)
+        low, high = np.searchsorted(starts, start), np.searchsorted(starts, end)
+        until[on_thread] = np.where(low < high, np.clip(np.append(latest, 0)[high - 1], start, end), start)
     return until
 
 

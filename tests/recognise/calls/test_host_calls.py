@@ -52,6 +52,18 @@ def test_the_posting_of_a_barrier_and_its_work_are_one_call_that_ends_with_the_w
     assert not has_posting_time_only(calls).any()
 
 
+def test_an_operator_on_a_tensor_that_is_under_way_is_busy_until_it_waits_for_that() -> None:
+    """As of DTensor: the operator's range is around the wait, and around what it computes then."""
+    rank = Rank(0)
+    post(rank, "allreduce_", 0, 10)
+    work(rank, "all_reduce", 5, 300)
+    rank.add(Category.CPU_OP, "aten::add", 60, 350, thread=MAIN_THREAD)
+    rank.add(Category.CPU_OP, "_c10d_functional::wait_tensor", 80, 310, thread=MAIN_THREAD)
+    rank.add(Category.CPU_OP, "aten::add", 320, 350, thread=MAIN_THREAD)
+    calls = calls_of(rank)
+    assert spans(calls, "start_ns", "posted_ns", "asked_ns", "end_ns") == [("all_reduce", 0, 10, 80, 300)]
+
+
 def test_a_bucket_of_ddp_is_there_when_ddp_copies_the_last_one_back() -> None:
     """Its worker's range ends at 500, when the thread of the worker has a core again; two buckets, the second one waited for."""
     rank = Rank(0)
