@@ -112,7 +112,7 @@ CALLS: Schema = {
     "end_ns": "int64",
     "stream": "int64",
     "clock": "str",  # as in COMMS
-    "backward": "int64",  # 1: called inside autograd's engine, 0: not, -1: the trace has no engine
+    "backward": "int64",  # 1: called inside autograd's engine, 0: not, -1: the trace has no engine; later a groups.usage.When
     "hint": "str",  # axis of its library or of the range around it: ep for DeepEP, tp for user buffers; "" for the others
     "functional": "int64",  # 1: posted by an operator such as _c10d_functional::all_reduce, 0: not
     "worker": "int64",  # thread that executed it, where the process group has worker threads (gloo)

@@ -201,6 +201,9 @@ _LAYERS = {
         r"|(?:dispatch|combine)\([FB]\))\Z"
     ),
     "cp": re.compile(r"^_?SeqAllToAll\w*\Z"),
+    "dp": re.compile(
+        r"^(?:FSDP::(?:all_gather|post_backward_reduce)(?: \(|\Z)|FullyShardedDataParallel\._(?:pre|post)_(?:for|back)ward)"
+    ),
 }
 _ENGINE = re.compile(r"^autograd::engine::evaluate_function")
 _COPY_BACK = re.compile(r"^torch\.distributed\.ddp\.reducer::copy_bucket_to_grad\Z")

@@ -59,6 +59,7 @@ def find_groups(
     steps: Mapping[int, int],
     by_use: bool = True,
     no_pipeline: Collection[int] = (),
+    pipelines: Collection[tuple[int, ...]] = (),
 ) -> Groups:
     """Find the groups of all ranks and their axes.
 
@@ -69,6 +70,7 @@ def find_groups(
         by_use: whether use and shape may tell the axis of a group that no description tells: not where the traces show neither
             steps nor backwards, between which tp and dp, or pipelines and other exchanges, look alike.
         no_pipeline: ranks whose messages no pipeline explains: their groups of messages are none of a pipeline.
+        pipelines: those whose messages are known.
     """
     world_sizes = [info.get("world_size") for info in distributed.values()]
     world = max((size for size in world_sizes if isinstance(size, int) and size > 0), default=None)
@@ -97,7 +99,8 @@ def find_groups(
     def chains(axes: Mapping[Group, str]) -> tuple[Chain, ...]:
         return chains_of(edges, axes, rings, set(calls), world)
 
-    assignments = _axes(uses, world, one_way_rings(edges), rings, chains)
+    of_everyone = frozenset(rank for rank in calls if configured.get(rank))
+    assignments = _axes(uses, world, one_way_rings(edges), rings, chains, of_everyone, pipelines)
     pipelines = _pipelines(assignments.axes, chains(assignments.axes))
     sizes = sizes_of(assignments.axes, pipelines, world)
     if world is not None and not multiply_up(sizes, world):
@@ -227,10 +230,14 @@ def _axes(
     one_way: frozenset[Group],
     rings: frozenset[Group],
     chains: Callable[[Mapping[Group, str]], tuple[Chain, ...]],
+    everyone: frozenset[int],
+    matched: Collection[tuple[int, ...]],
 ) -> _AxisAssignments:
     """The axis of each group, with the reason where its use or shape suggests it.
 
-    Calls that name no group are not one group: kernels without arguments may be of any. They have no axis of their own.
+    Calls that name no group are not one group: kernels without arguments may be of any. They have no axis of their own. Nor have
+    groups that leave out some of ``everyone``, the ranks whose groups are known. Messages along none of the pipelines that were
+    ``matched`` are of none.
     """
     assignments = _AxisAssignments({group: axis for group in uses if (axis := axis_of_description(group.description))})
     axes = assignments.axes
@@ -254,11 +261,27 @@ def _axes(
     used.sort(
         key=lambda each: (not each[1].is_of_experts, each[1].gathers_and_sums, each[0][0].stride or 0, each[0][0].size)
     )
-    of_any = merge_usage(use for group, use in uses.items() if not group.is_named).kinds
+    of_any = merge_usage(use for group, use in uses.items() if not group.is_named).without_messages()
+    along_matched = [
+        group
+        for group in open_groups
+        if not _is_world(group, world) and any(set(group.ranks) == set(ranks) for ranks in matched)
+    ]
+    assignments.assign(
+        [group for group in along_matched if any(uses[group].kinds[kind] for kind in P2P)],
+        "pp",
+        "its pipeline's messages",
+    )
     for family, use in used:
-        # Where as many calls again may be of these groups, those that are known to be tell little of their use.
-        is_known = all(of_any[kind] < count for kind, count in use.kinds.items() if kind not in P2P)
-        axis_and_reason = axis_of_use(use, assignments.assigned, family[0]) if is_known else None
+        if axes.keys() & family:
+            continue
+        is_of_all = everyone <= {rank for group in family for rank in group.ranks} or not family[0].ranks
+        assigned = assignments.assigned | ({Axis.PP} if matched else set())
+        axis_and_reason = axis_of_use(use, assigned, family[0]) if is_of_all else None
+        if axis_and_reason is not None and _is_most(of_any, use):
+            with_open = axis_of_use(merge_usage((use, of_any)), assigned, family[0])
+            if with_open is None or with_open[0] != axis_and_reason[0]:
+                continue
         if axis_and_reason is not None:
             assignments.assign(family, *axis_and_reason)
         elif not any(use.kinds.values()):
@@ -277,6 +300,11 @@ def _axes(
     for group in uses:
         axes.setdefault(group, "world" if group in world_groups or _is_world(group, world) else UNKNOWN)
     return assignments
+
+
+def _is_most(open_calls: Use, use: Use) -> bool:
+    """Return whether as many calls again may be of some groups as are known to be, which alone tell little of their use."""
+    return any(open_calls.kinds[kind] >= count for kind, count in use.kinds.items() if kind not in P2P)
 
 
 def _is_within(group: Group, use: Use, chain: Chain) -> bool:

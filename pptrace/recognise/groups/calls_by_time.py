@@ -30,8 +30,8 @@ class _Calls(Struct, frozen=True):
     """The calls of one kind and size of a rank in order of start: their rows in its table, and the groups that each may be of.
 
     ``ended_ns`` is when the last of the calls up to each one ended; ``span`` when the first call of the rank began and the last
-    ended. ``part`` is that of the step in which each was made: 0, 1 in a backward, 2 before the
-    update.
+    ended. ``part`` is that of the step in which each was made
+    (:class:`~pptrace.recognise.groups.usage.When`).
     """
 
     row: Int64
@@ -58,7 +58,6 @@ def with_groups_by_time(
     calls: Mapping[int, pd.DataFrame],
     distributed: Mapping[int, Mapping[str, Any]],
     have_one_clock: Callable[[int, int], bool],
-    before_update: Mapping[int, Bool],
 ) -> tuple[Mapping[int, pd.DataFrame], tuple[str, ...]]:
     """Fill in the group of collectives that name none, where other ranks were in no call of any other; with a line about them.
 
@@ -66,7 +65,6 @@ def with_groups_by_time(
         calls: by rank its communication (schema CALLS).
         distributed: by rank what its profiler wrote about the job, with the groups that the rank is in (``pg_config``).
         have_one_clock: whether two ranks read one clock of one host.
-        before_update: by rank the calls after which the optimizer comes before any backward.
     """
     unnamed = {rank: is_unnamed(table) & table["kind"].isin(ALL_TO_ALL).to_numpy() for rank, table in calls.items()}
     if not any(rows.any() for rows in unnamed.values()):
@@ -75,7 +73,6 @@ def with_groups_by_time(
     distinct = {rank: DistinctCalls.of(table, unnamed[rank], sized) for rank, table in calls.items()}
     groups = {rank: groups_by_members(distributed.get(rank, {})) for rank in calls}
     groups = {rank: {} if () in of_rank else of_rank for rank, of_rank in groups.items()}
-    parts = {rank: np.where(before_update[rank], 2, table["backward"] == 1) for rank, table in calls.items()}
     found = {rank: np.full(len(table), -1) for rank, table in calls.items()}
     members = list(dict.fromkeys(ranks for of_rank in groups.values() for ranks in of_rank))
     number = {ranks: index for index, ranks in enumerate(members)}
@@ -86,9 +83,7 @@ def with_groups_by_time(
         if is_open
     )
     for signature in dict.fromkeys(signatures):
-        of_ranks = {
-            rank: _calls_of(calls[rank], distinct[rank], signature, parts[rank], groups[rank]) for rank in calls
-        }
+        of_ranks = {rank: _calls_of(calls[rank], distinct[rank], signature, groups[rank]) for rank in calls}
         for rank, ranks, rows in _sure(of_ranks, have_one_clock):
             found[rank][rows] = number[ranks]
     num_found = sum(int((of_rank >= 0).sum()) for of_rank in found.values())
@@ -110,7 +105,7 @@ _NEAR = 4
 
 
 def _calls_of(
-    calls: pd.DataFrame, distinct: DistinctCalls, signature: Signature, part: Int64, groups: Mapping[Members, Group]
+    calls: pd.DataFrame, distinct: DistinctCalls, signature: Signature, groups: Mapping[Members, Group]
 ) -> _Calls:
     codes = [code for code, other in enumerate(distinct.signatures) if other == signature]
     row = np.flatnonzero(np.isin(distinct.number, codes) & (calls["clock"] == "host").to_numpy())
@@ -127,7 +122,16 @@ def _calls_of(
         for ranks in groups
     }
     span = (int(start.min()), int(end.max())) if len(calls) else (0, -1)
-    return _Calls(row, start[row], end[row], np.maximum.accumulate(end[row]), span, is_open, part[row], may_be)
+    return _Calls(
+        row,
+        start[row],
+        end[row],
+        np.maximum.accumulate(end[row]),
+        span,
+        is_open,
+        calls["backward"].to_numpy()[row],
+        may_be,
+    )
 
 
 def _partners(calls: _Calls, others: _Calls, ranks: Members) -> tuple[Int64, Int64, Bool]:

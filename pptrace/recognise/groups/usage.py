@@ -12,14 +12,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pptrace.clock.bounds import ALL_TO_ALL
 from pptrace.clock.result import READING_NS
+from pptrace.marks import P2P
 from pptrace.model.splits import parse_splits
 from pptrace.model.traces import COMMUNICATORS
 from pptrace.model.wording import counted
@@ -29,12 +32,24 @@ USE_COLUMNS = ("kind", "hint", "backward", "bytes", "splits")
 """The columns of calls that tell how their group is used."""
 
 
+class When(IntEnum):
+    """When a rank makes a call: in autograd's engine, before an update that comes before any backward, in forwards; else outside
+    of the engine, or it has none.
+    """
+
+    WITHOUT_ENGINE = -1
+    OUTSIDE = 0
+    IN_ENGINE = 1
+    BEFORE_UPDATE = 2
+    IN_FORWARD = 3
+
+
 class Use(Struct):
     """Use of a group, or of a family of equal groups.
 
-    ``kinds``, ``backward`` (of all-reduces: 1 inside autograd's engine, 0 outside, -1 without an engine) and ``hints`` count the
-    calls of all ranks; ``trains`` says whether a trace has an engine. ``num_equal`` is how many all-reduces of one size a rank
-    makes in a step, where these are most of them; ``largest_bytes`` is of an all-reduce, -1 where no call tells its size.
+    ``kinds``, ``backward`` (of all-reduces, a :class:`When`) and ``hints`` count the calls of all ranks; ``trains`` says whether
+    a trace has an engine. ``num_equal`` is how many all-reduces of one size a rank makes in a step, where these are most of them,
+    of all sizes where no call tells its own; ``largest_bytes`` is of an all-reduce, -1 where no call tells its size.
     ``is_uneven``: an all-to-all has parts of different sizes, as those of tokens to experts have.
     """
 
@@ -58,6 +73,10 @@ class Use(Struct):
         """
         return self.kinds["all_gather"] > 0 and self.kinds["all_reduce"] > 0 and not self.kinds["reduce_scatter"]
 
+    def without_messages(self) -> Use:
+        """The use by collectives alone."""
+        return replace(self, kinds=Counter({kind: count for kind, count in self.kinds.items() if kind not in P2P}))
+
     def add(self, calls: pd.DataFrame, num_steps: int) -> None:
         """Count the calls that one rank made in so many steps."""
         self.kinds.update(_counts(calls["kind"]))
@@ -66,7 +85,7 @@ class Use(Struct):
         reduced = calls[calls["kind"] == "all_reduce"]
         self.backward.update(_counts(reduced["backward"]))
         sizes = {size: count for size, count in _counts(reduced["bytes"]).items() if size >= 0}
-        most = max(sizes.values(), default=0)
+        most = max(sizes.values(), default=0 if (reduced["bytes"] >= 0).any() else len(reduced))
         if 2 * most >= len(reduced):
             self.num_equal = max(self.num_equal, most / max(num_steps, 1))
         self.largest_bytes = max(self.largest_bytes, max(sizes, default=-1))
@@ -101,6 +120,8 @@ _SEVERAL = 2
 """A single all-to-all may be anything."""
 _MANY = 8
 """Number of equal all-reduces per rank and step above which they are not a few buckets of gradients."""
+_IN_FORWARDS = 0.25
+"""Share of all-reduces in forwards from which on they are none of gradients."""
 _FEW_BYTES = 64
 """Bytes of an all-reduce up to which it is not one of gradients but of a norm, a loss, a flag."""
 
@@ -118,7 +139,7 @@ def axis_of_use(use: Use, assigned: Collection[str], group: Group) -> tuple[str,
         if use.is_uneven:
             return "ep", "its all-to-alls of uneven parts"
         return ("cp", "its all-to-alls") if "ep" in assigned else ("ep", "its all-to-alls")
-    if kinds["all_reduce"]:
+    if kinds["all_reduce"] and kinds["all_reduce"] >= kinds["reduce_scatter"]:
         return _axis_of_all_reduces(use, assigned)
     if kinds["reduce_scatter"] or (kinds["all_gather"] and use.trains):
         if group.stride == 1 and "tp" not in assigned and "dp" in assigned:
@@ -131,14 +152,17 @@ def _axis_of_all_reduces(use: Use, assigned: Collection[str]) -> tuple[str, str]
     """Tell the axis of all-reduces: those of activations come in the forward and in the backward, those of gradients in the
     backward or after it.
     """
-    total = use.backward[0] + use.backward[1]
-    share = use.backward[1] / total if total else None
-    if use.num_equal >= _MANY and (share is None or 0.05 <= share < 0.95):
+    total = sum(count for when, count in use.backward.items() if when != When.WITHOUT_ENGINE)
+    share = use.backward[When.IN_ENGINE] / total if total else None
+    is_mixed = share is None or 0.05 <= share < 0.95
+    if use.num_equal >= _MANY and is_mixed and 2 * use.backward[When.BEFORE_UPDATE] <= total:
         return ("tp", "its many equal all-reduces") if "tp" not in assigned else None
     if share is None or 0 <= use.largest_bytes <= _FEW_BYTES:
         return None  # without a backward there are no gradients
     if use.gathers_and_sums and "dp" in assigned:
         return None
+    if use.backward[When.IN_FORWARD] >= _IN_FORWARDS * total:
+        return None  # where there are no gradients
     if share >= 0.95 and use.num_equal < _MANY:
         return "dp", "its all-reduces in the backward"
     return ("dp", "its all-reduces of gradients") if "dp" not in assigned or "tp" in assigned else None

@@ -17,9 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.clock.same_host import pairs_of_same_host_name, same_host_spread
+from pptrace.marks import SpanKind
 from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Bool, What
+from pptrace.model.tables import BACKWARD_KINDS, COMMS, COMPUTE_KINDS, OPS, What
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.axes import Groups, find_groups
 from pptrace.recognise.groups.calls_by_members import with_groups_by_members
@@ -35,7 +36,7 @@ from pptrace.recognise.groups.mesh import (
     with_layout,
 )
 from pptrace.recognise.groups.topology import framework_of_descriptions
-from pptrace.recognise.groups.usage import Members, with_group_of_all, with_members
+from pptrace.recognise.groups.usage import Members, When, with_group_of_all, with_members
 from pptrace.recognise.infer.stages import JoinedRanks, StageAssignment, known_stages
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.steps.cut_by_balance import with_balanced_spans
@@ -141,23 +142,32 @@ def on_one_clock(facts: Mapping[int, Mapping[str, Any]]) -> Callable[[int, int],
     return have_one_clock
 
 
-def _before_update(recognised: RecognisedRank) -> Bool:
-    """Mark the calls of a rank after which its optimizer comes before any backward: those that sum gradients may."""
+def _with_times_of_updates(recognised: RecognisedRank, calls: pd.DataFrame) -> pd.DataFrame:
+    """A rank's calls outside of autograd's engine by when they were made (a :class:`When`), where its updates are known: before
+    one, behind which no backward comes, or in forwards.
+    """
     what, start = (recognised.host[name].to_numpy() for name in ("what", "start_ns"))
-    calls = recognised.calls["start_ns"].to_numpy()
-    node, update = (np.sort(start[what == kind.value]) for kind in (What.ENGINE, What.OPTIMIZER))
-    next_node, next_update = (
-        np.append(of, np.iinfo(np.int64).max)[np.searchsorted(of, calls)] for of in (node, update)
+    kind, begun = (recognised.ops[name].to_numpy() for name in ("kind", "start_ns"))
+    backward = np.sort(np.append(start[what == What.ENGINE.value], begun[np.isin(kind, BACKWARD_KINDS)]))
+    update = np.sort(np.append(start[what == What.OPTIMIZER.value], begun[kind == SpanKind.OPTIMIZER]))
+    if not len(update) or not len(backward):
+        return calls
+    at, is_outside = calls["start_ns"].to_numpy(), (calls["backward"] == When.OUTSIDE).to_numpy()
+    next_backward, next_update = (
+        np.append(of, np.iinfo(np.int64).max)[np.searchsorted(of, at)] for of in (backward, update)
     )
-    before: Bool = next_update < next_node
-    return before
+    when = np.where(next_update < next_backward, When.BEFORE_UPDATE, When.IN_FORWARD)
+    when[np.minimum(next_backward, next_update) == np.iinfo(np.int64).max] = When.OUTSIDE
+    return calls.assign(backward=np.where(is_outside, when, calls["backward"]))
 
 
-def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
-    """The process groups, and the calls with the members of their communicators."""
+def groups_of(
+    ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = (), pipelines: Collection[tuple[int, ...]] = ()
+) -> tuple[Members, Groups]:
+    """The process groups, and the calls with the members of their communicators; ``pipelines`` are those that were matched."""
     facts = {recognised.number: recognised.info.metadata for recognised in ranks}
     members = with_members(
-        {recognised.number: recognised.calls for recognised in ranks},
+        {recognised.number: _with_times_of_updates(recognised, recognised.calls) for recognised in ranks},
         facts,
         {recognised.number: recognised.info.distributed for recognised in ranks},
     )
@@ -170,14 +180,14 @@ def groups_of(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()
         members = calls, distributed, (*lines, *of_all)
     elif configured:
         calls, by_members = with_groups_by_members(calls, distributed)
-        before_update = {recognised.number: _before_update(recognised) for recognised in ranks}
-        calls, by_time = with_groups_by_time(calls, distributed, on_one_clock(facts), before_update)
+        calls, by_time = with_groups_by_time(calls, distributed, on_one_clock(facts))
         members = calls, distributed, (*lines, *by_members, *by_time)
     groups = find_groups(
         *members[:2],
         {recognised.number: recognised.ops.loc[recognised.ops["step"] >= 0, "step"].nunique() for recognised in ranks},
         by_use=any(recognised.info.format is not InputFormat.NCCL_INSPECTOR for recognised in ranks),
         no_pipeline=no_pipeline,
+        pipelines=pipelines,
     )
     return members, groups
 

@@ -411,7 +411,7 @@ def locate_unlabelled(ranks: Sequence[RecognisedRank], num_ranks: int | None, sp
     ranks = tuple(ranks)
     groups = groups_of(ranks)
     joint = match_ranks(ranks, groups[1], num_ranks)
-    groups = groups if joint.ranks is ranks else groups_of(joint.ranks)
+    groups = groups if joint.ranks is ranks else groups_of(joint.ranks, (), joint.pipelines)
     located = locate(joint.ranks, groups, joint.pipelines, num_ranks, spanned)
     unproved, against = _unproved(ranks, joint, located.placed)
     if unproved:
@@ -422,7 +422,7 @@ def locate_unlabelled(ranks: Sequence[RecognisedRank], num_ranks: int | None, sp
             and recognised.host["what"].isin((What.OPERATOR.value, What.ENGINE.value)).any()
         ]
         proved = [rank.without_inferred() if rank.number in unproved else rank for rank in ranks]
-        located = locate(proved, groups_of(proved, no_pipeline), joint.pipelines, num_ranks, spanned)
+        located = locate(proved, groups_of(proved, no_pipeline, joint.pipelines), joint.pipelines, num_ranks, spanned)
     lines = joint.notes if not joint.refused or (located.placed.mesh.vpp or 1) == 1 else ()
     lines += alone_with_messages(located.ranks) if not joint.notes else ()
     lines += (f"several stages per rank are ruled out as well: {against}",) if against else ()

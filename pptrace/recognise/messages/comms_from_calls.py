@@ -74,9 +74,7 @@ def _of_rank(
         (kinds, number, calls["hint"].to_numpy(dtype=object)),
         "object",
     )
-    is_label = (
-        (labelled_comms["rank"] == rank) & rows_among(labelled_comms["kind"], P2P) & (labelled_comms["axis"] == "pp")
-    )
+    is_label = (labelled_comms["rank"] == rank) & rows_among(labelled_comms["kind"], P2P)
     is_free = ~_is_labelled(calls, kinds, axes, labelled_comms[is_label])
     calls, number, kinds, axes = rows_where(calls, is_free), number[is_free], kinds[is_free], axes[is_free]
 
@@ -137,7 +135,8 @@ def _each(function: Callable[..., Any], columns: Sequence[npt.NDArray[Any]], dty
 
 
 def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.DataFrame) -> Bool:
-    """Mask of the calls that are pipeline messages which labels cover: all sends and receives, and kernels at the time of one.
+    """Mask of the calls that are messages which labels cover: of a pipeline's all sends and receives, and kernels at the time of
+    one; of others those that begin as one does.
 
     Where other collectives use the pipeline's group too, so that it has their axis, a message is one that begins as a label does.
     Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
@@ -145,12 +144,13 @@ def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.Da
     if not len(labelled):
         return np.zeros(len(calls), dtype=np.bool_)
     kernels = kinds == "send_recv"
-    if kernels.any() and (labelled["clock"] == "device").all():
-        busy = union(labelled["start_ns"], labelled["end_ns"])
+    of_pipeline = labelled[labelled["axis"] == "pp"]
+    if kernels.any() and (of_pipeline["clock"] == "device").all():
+        busy = union(of_pipeline["start_ns"], of_pipeline["end_ns"])
         at = np.searchsorted(busy[:, 1], calls["start_ns"].to_numpy(), side="right")
         begins = np.append(busy[:, 0], np.iinfo(np.int64).max)[at]
         kernels &= begins < calls["end_ns"].to_numpy()
-    covered: Bool = are_among(axes, ("pp", UNKNOWN)) & (kernels | are_among(kinds, P2P))
+    covered: Bool = are_among(axes, ("pp", UNKNOWN)) & (kernels | are_among(kinds, P2P)) & bool(len(of_pipeline))
     for kind in P2P:
         begins = labelled["start_ns"].to_numpy()[(labelled["kind"] == kind).to_numpy()]
         covered |= (kinds == kind) & np.isin(calls["start_ns"].to_numpy(), begins)

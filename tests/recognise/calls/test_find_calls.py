@@ -63,6 +63,25 @@ def test_the_kernel_of_a_batch_carries_all_its_calls() -> None:
     assert (calls["end_ns"] - START).tolist() == [80, 80, 160]
 
 
+@pytest.mark.parametrize(
+    ("around", "hint"),
+    [
+        ("FSDP::all_gather (layers.0)", "dp"),
+        ("FSDP::post_backward_reduce", "dp"),
+        ("FullyShardedDataParallel._pre_forward", "dp"),
+        ("FSDP::pre_forward (layers.0)", ""),
+        ("FullyShardedDataParallel.forward", ""),
+    ],
+)
+def test_what_fsdp_gathers_and_scatters_is_data_parallel_and_what_runs_in_its_forwards_may_be_anything(
+    around: str, hint: str
+) -> None:
+    rank = Rank(0)
+    rank.add(Category.ANNOTATION, around, 0, 90, thread=MAIN_THREAD)
+    rank.call(ALL_GATHER, 10, (20, 30), ranks=(0, 1))
+    assert find_calls(rank.trace().events)["hint"].tolist() == [hint]
+
+
 def test_a_kernel_without_a_recorded_call_is_a_communication_by_its_name_or_its_own_arguments() -> None:
     rank = Rank(0)
     rank.kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)", 0, 10, 20)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.model.tables import CALLS, Bool
+from pptrace.model.tables import CALLS
 from pptrace.recognise.groups.calls_by_time import with_groups_by_time
+from pptrace.recognise.groups.usage import When
 from tests.support.groups import facts_of_groups
 from tests.support.tables import table_of
 
@@ -49,10 +49,8 @@ def filled_of(
     calls: dict[int, pd.DataFrame],
     facts: dict[int, dict[str, Any]],
     one_clock: bool = True,
-    before_update: Mapping[int, Bool] = MappingProxyType({}),
 ) -> tuple[Mapping[int, pd.DataFrame], tuple[str, ...]]:
-    before = {rank: before_update.get(rank, np.zeros(len(table), dtype=np.bool_)) for rank, table in calls.items()}
-    return with_groups_by_time(calls, facts, lambda _, other: one_clock, before)
+    return with_groups_by_time(calls, facts, lambda _, other: one_clock)
 
 
 def found(calls: dict[int, pd.DataFrame], truth: dict[int, list[str]], groups: Groups, one_clock: bool = True) -> int:
@@ -155,7 +153,11 @@ def test_calls_before_the_update_are_told_apart_from_those_of_forwards(seed: int
     assert found(calls, truth, DP_AND_TP) < 560, (
         "calls of both shapes, in one part of the step for all that is known, leave some open"
     )
-    filled, _ = filled_of(calls, job(DP_AND_TP, 4), before_update=parts)
+    told = {
+        rank: table.assign(backward=np.where(parts[rank], When.BEFORE_UPDATE, When.IN_FORWARD))
+        for rank, table in calls.items()
+    }
+    filled, _ = filled_of(told, job(DP_AND_TP, 4))
     assert {rank: table["group_ranks"].tolist() for rank, table in filled.items()} == truth
 
 

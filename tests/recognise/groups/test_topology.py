@@ -26,6 +26,7 @@ from pptrace.recognise.groups.topology import (
     exchanges,
     sizes_of,
 )
+from pptrace.recognise.groups.usage import When
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.kernels_from_plan import match_calls
 from pptrace.recognise.messages.match import warn_unmatched
@@ -188,12 +189,19 @@ def test_axes_come_from_descriptions_or_from_the_use_of_groups(described: bool) 
     assert bool(groups.evidence) == (not described)
 
 
-@pytest.mark.parametrize(("without_group", "axis"), [(8, "dp"), (9, "unknown")])
-def test_all_reduces_of_which_as_many_again_name_no_group_tell_no_axis(without_group: int, axis: str) -> None:
-    job = reducing(ALL_REDUCE[3], 9, trains=True, ranks=(0, 2))
+@pytest.mark.parametrize(
+    ("without_group", "when", "axis"),
+    [(4, When.IN_FORWARD, "dp"), (5, When.IN_FORWARD, "unknown"), (9, When.BEFORE_UPDATE, "dp")],
+)
+def test_all_reduces_of_which_as_many_again_that_name_no_group_would_tell_another_axis_tell_none(
+    without_group: int, when: When, axis: str
+) -> None:
+    job = reducing(ALL_REDUCE[3], 5, trains=True, ranks=(0, 2))
     for index in range(without_group):
         job.call(ALL_REDUCE, 2000 + 100 * index, (2020 + 100 * index, 2030 + 100 * index))
-    assert {group.ranks: axis for group, axis in groups_of([job]).axes.items()}[0, 2] == axis
+    calls = find_calls(job.trace().events).assign(backward=[When.BEFORE_UPDATE] * 5 + [when] * without_group)
+    groups = find_groups({0: calls}, {0: job.trace().distributed}, {})
+    assert {group.ranks: axis for group, axis in groups.axes.items()}[0, 2] == axis
 
 
 @pytest.mark.parametrize(("sums", "axis"), [((0, 4), "unknown"), ((), "dp")])
@@ -207,6 +215,45 @@ def test_groups_that_gather_and_sum_are_those_of_gradients_where_no_others_are(
     axes = {group.ranks: axis for group, axis in groups_of([job]).axes.items()}
     assert axes.pop((0, 2)) == axis
     assert axes == ({sums: "dp"} if sums else {})
+
+
+@pytest.mark.parametrize(
+    ("whens", "sizes", "axis"),
+    [
+        ([When.IN_FORWARD] * 6 + [When.IN_ENGINE] * 6, False, "tp"),
+        ([When.IN_FORWARD] * 6 + [When.IN_ENGINE] * 6, True, "tp"),
+        ([When.IN_FORWARD] * 2 + [When.IN_ENGINE] * 2, True, "unknown"),
+        ([When.BEFORE_UPDATE] * 8 + [When.IN_ENGINE] * 4, False, "dp"),
+        ([When.IN_ENGINE] * 12, False, "dp"),
+        ([When.OUTSIDE] * 4, True, "dp"),
+    ],
+)
+def test_all_reduces_in_forwards_are_none_of_gradients(whens: list[When], sizes: bool, axis: str) -> None:
+    job = reducing(ALL_REDUCE[3], len(whens), trains=True, ranks=(0, 2))
+    calls = find_calls(job.trace().events).assign(backward=whens, bytes=4096 if sizes else -1)
+    groups = find_groups({0: calls}, {0: job.trace().distributed}, {})
+    assert {group.ranks: axis for group, axis in groups.axes.items()} == {(0, 2): axis}
+
+
+@pytest.mark.parametrize(("tied", "axis"), [([0, 3], "unknown"), ([0, 1, 2, 3], "dp")])
+def test_groups_that_leave_out_ranks_are_of_no_axis(tied: list[int], axis: str) -> None:
+    """As the two ends of a pipeline, which share embeddings, where no message tells that it is one."""
+    jobs = {rank: reducing(ALL_REDUCE[3], 3, True, tuple(tied)).trace() for rank in range(4)}
+    calls = {rank: find_calls(trace.events) for rank, trace in jobs.items()}
+    facts = facts_of_groups(4, [range(4), tied, [0, 1], [2, 3]]) | {4: {}}
+    calls = {rank: table if rank in tied else table.iloc[:0] for rank, table in calls.items()}
+    groups = find_groups(calls, {rank: facts[rank] | {"world_size": 8} for rank in range(4)}, {})
+    assert {group.ranks: axis for group, axis in groups.axes.items()}[tuple(tied)] == axis
+
+
+def test_messages_along_no_pipeline_that_is_known_are_a_ring() -> None:
+    job = Rank(0, {"world_size": 4})
+    for at, (call, end) in enumerate([(SEND, "dst"), (RECV, "src")] * 2):
+        job.call(call, 100 * at, (100 * at + 20, 100 * at + 30), group_id="3", ranks=(0, 1), **{end: 1})
+    calls, facts = {0: find_calls(job.trace().events)}, {0: job.trace().distributed}
+    for pipelines, axis in (((), "pp"), (((0, 1), (2, 3)), "pp"), (((0, 2), (1, 3)), "cp")):
+        groups = find_groups(calls, facts, {}, pipelines=pipelines)
+        assert {group.ranks: axis for group, axis in groups.axes.items()}[0, 1] == axis
 
 
 def test_messages_in_the_default_group_show_pipelines_by_who_talks_to_whom() -> None:
