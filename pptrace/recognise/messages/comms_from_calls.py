@@ -69,8 +69,9 @@ def _of_rank(
     number, keys = call_keys(rank, calls)
     call_groups = [groups.of_call[key] for key in keys]
     kinds = _kinds(calls, rank_ops)
+    has_ops = bool(rows_among(rank_ops["kind"], COMPUTE_KINDS).any())
     axes = _each(
-        lambda kind, key, hint: _axis(kind, call_groups[key], hint, groups),
+        lambda kind, key, hint: _axis(kind, call_groups[key], hint, groups, has_ops),
         (kinds, number, calls["hint"].to_numpy(dtype=object)),
         "object",
     )
@@ -177,8 +178,9 @@ def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     return calls.assign(stage=stage, microbatch=microbatch)
 
 
-def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
-    """A group of the whole world is what the pipeline's messages use where they have no group of their own.
+def _axis(kind: str, group: Group, hint: str, groups: Groups, has_ops: bool) -> str:
+    """A group of the whole world is what the pipeline's messages use where they have no group of their own, and the rank has ops
+    or messages show pipelines.
 
     A barrier of all ranks is of no axis, whatever else their group is used for.
     """
@@ -186,7 +188,7 @@ def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
     if kind == "barrier" and group.size > 1 and group.size == groups.world_size:
         return "world"
     if kind in P2P and axis in ("world", UNKNOWN):
-        return UNKNOWN if group in groups.rings else "pp"
+        return "pp" if (has_ops or groups.pipelines) and group not in groups.rings else UNKNOWN
     return hint or axis if axis == UNKNOWN else axis
 
 

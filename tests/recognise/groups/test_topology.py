@@ -439,6 +439,16 @@ def test_two_ranks_that_only_ever_send_while_they_receive_are_no_pipeline_for_su
     assert set(run.comms["axis"]) == ({"pp"} if first else {"unknown"})
 
 
+def test_messages_of_ranks_without_an_op_whose_peers_are_not_known_are_of_no_axis() -> None:
+    jobs = [Rank(rank, {"rank": rank, "world_size": 2}) for rank in range(2)]
+    for job in jobs:
+        for at in range(3):
+            job.add(Category.CPU_OP, "c10d::send", 100 * at, 100 * at + 20, thread=MAIN_THREAD)
+            job.add(Category.ANNOTATION, "gloo:send", 100 * at + 5, 100 * at + 18, thread=MAIN_THREAD)
+    run = recognise([job.trace() for job in jobs])
+    assert run.comms["axis"].tolist() == ["unknown"] * 6
+
+
 def test_one_rank_of_a_ring_that_never_sends_back_is_of_no_pipeline_for_sure() -> None:
     assert list(groups_of([exchanging(0, 4, first=False)]).axes.values()) == ["world"]
     assert groups_of([exchanging(0, 4, first=False)]).pipelines == ()
