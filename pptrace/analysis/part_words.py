@@ -165,10 +165,7 @@ OUTSIDE_WORDS: Mapping[str, tuple[str, str]] = {
         "parameter gathers that nothing hides",
         "overlap it with the next forward (Megatron-LM: --overlap-param-gather; FSDP: prefetching)",
     ),
-    "optimizer": (
-        "optimizer",
-        "a fused optimizer; its state spread over the replicas (ZeRO, --use-distributed-optimizer)",
-    ),
+    "optimizer": ("optimizer", "a fused optimizer"),
     "data": (
         "loading of data",
         "have the next batch ready before its step begins: more workers (num_workers), prefetching, pinned memory, caches",
@@ -205,6 +202,8 @@ OUTSIDE_WORDS: Mapping[str, tuple[str, str]] = {
     "overlap": ("pipelines of two steps at once", ""),
 }
 """(name, advice) of the parts outside the pipeline; "" of one that is no finding."""
+SPREAD_STATE = "its state spread over the replicas (ZeRO, --use-distributed-optimizer)"
+"""Further advice on the optimizer where each of several replicas updates all that the others do."""
 
 
 IDLE_WORDS: Mapping[str, PartWords] = {

@@ -324,7 +324,7 @@ class _Measured(Struct, frozen=True, eq=False):
         marked = marked_steps(ops if self.step is None else ops[ops["step"] == self.step])
         missing = tuple(missing_evidence(self.steps, costs))
         steps, study = with_reasons(self.steps, study, series)
-        found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
+        found = find(steps, summary, study, series, missing, list(outside_findings(steps, run.mesh)))
         line = line_of_waits(waits)
         unknown_idle = explain_unknown_idle(steps, self.device, run.work, {each.format for each in self.inputs})
         step_ns, off_ns = mean_length(steps) if steps else 0, clock.uncertainty_ns
