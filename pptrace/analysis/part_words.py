@@ -115,8 +115,8 @@ WORDS: Mapping[str, PartWords] = {
         advice="look at the Python between ops there, and at other processes on that host",
     ),
     SLOW_RANK: PartWords("slow rank", "a slow rank", advice="look at that rank's host, clocks and neighbours"),
-    # Of these reasons the findings' titles are made where they are found (stragglers/).
-    SLOW_LINK: PartWords("slow link", "slow link", advice="look at the network between the two ranks"),
+    # Of these reasons the findings' titles are made where they are found (stragglers/), of a link what to do about it too.
+    SLOW_LINK: PartWords("slow link", "slow link"),
     UNEQUAL_ROUTES: PartWords(
         "unequal routes",
         "experts with more rows than others",

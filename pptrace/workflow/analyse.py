@@ -22,6 +22,7 @@ from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence,
 from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.answer import steps_of_ranks
+from pptrace.analysis.links.peaks import is_same_host
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
@@ -278,7 +279,8 @@ class _Measured(Struct, frozen=True, eq=False):
         if self.experts is not None and (routing := self.experts.routing) is not None:
             costs = tuple(map(routing.in_costs, costs))
         early = early_receives_in(self.answers, costs)
-        study = study_steps(costs, None if self.experts is None else self.experts.hot_spot, clock.uncertainty_ns)
+        hot_spot = None if self.experts is None else self.experts.hot_spot
+        study = study_steps(costs, hot_spot, clock.uncertainty_ns, lambda ranks: is_same_host(ranks, run.facts))
         study = with_reason(study, early)
         if sharing is None:
             plan = run.schedule.plan
