@@ -322,7 +322,11 @@ class _Measured(Struct, frozen=True, eq=False):
     ) -> Report:
         """The report without the answers to questions."""
         run, clock, ops = self.run, self.data.clock, self.data.ops
-        summary, series, waits = _schedule_summary(run.schedule), series_of(self.steps), core_waits_of(run.facts)
+        summary, series, waits = (
+            _schedule_summary(run.schedule, self.steps),
+            series_of(self.steps),
+            core_waits_of(run.facts),
+        )
         marked = marked_steps(ops if self.step is None else ops[ops["step"] == self.step])
         missing = tuple(missing_evidence(self.steps, costs))
         steps, study = with_reasons(self.steps, study, series)
@@ -431,7 +435,8 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     return selected
 
 
-def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
+def _schedule_summary(info: ScheduleInfo, steps: Sequence[StepReport]) -> ScheduleSummary:
+    training = [step.step for step in steps if not step.is_evaluation]
     plans = info.candidates if info.plan is None else (info.plan,)
 
     def common_size(name: str) -> int | None:
@@ -445,7 +450,9 @@ def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
         candidates.append(ScheduleCandidate(one.name, *sizes, pp_ranks))
     return ScheduleSummary(
         name=info.name if info.plan is None or info.name in SCHEDULES else "custom",
-        num_microbatches=common_size("num_microbatches"),
+        num_microbatches=common_size("num_microbatches")
+        if info.plan is None
+        else info.usual_num_microbatches(training),
         num_stages=common_size("num_stages"),
         num_chunks=common_size("num_chunks"),
         source=str(info.source),
