@@ -18,7 +18,7 @@ from pptrace.analysis.early_receives.repair import RepairedOrder
 from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.reasons import mean_length, with_reasons
-from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes
+from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes, without_found
 from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.answer import steps_of_ranks
@@ -356,7 +356,7 @@ class _Measured(Struct, frozen=True, eq=False):
             warnings=(*warnings, *unknown_idle, *([line] if line else [])),
             step_series=series,
             stragglers=study.stragglers,
-            missing_evidence=missing,
+            missing_evidence=without_found(missing, findings),
             core_waits=waits,
             root_causes=roots,
             doubts=doubts,
