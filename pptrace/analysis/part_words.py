@@ -115,8 +115,8 @@ WORDS: Mapping[str, PartWords] = {
         advice="look at the Python between ops there, and at other processes on that host",
     ),
     SLOW_RANK: PartWords("slow rank", "a slow rank", advice="look at that rank's host, clocks and neighbours"),
-    # Of these reasons the findings' titles are made where they are found (stragglers/).
-    SLOW_LINK: PartWords("slow link", "slow link", advice="look at the network between the two ranks"),
+    # Of these reasons the findings' titles are made where they are found (stragglers/), of a link what to do about it too.
+    SLOW_LINK: PartWords("slow link", "slow link"),
     UNEQUAL_ROUTES: PartWords(
         "unequal routes",
         "experts with more rows than others",
@@ -165,10 +165,7 @@ OUTSIDE_WORDS: Mapping[str, tuple[str, str]] = {
         "parameter gathers that nothing hides",
         "overlap it with the next forward (Megatron-LM: --overlap-param-gather; FSDP: prefetching)",
     ),
-    "optimizer": (
-        "optimizer",
-        "a fused optimizer; its state spread over the replicas (ZeRO, --use-distributed-optimizer)",
-    ),
+    "optimizer": ("optimizer", "a fused optimizer"),
     "data": (
         "loading of data",
         "have the next batch ready before its step begins: more workers (num_workers), prefetching, pinned memory, caches",
@@ -205,6 +202,8 @@ OUTSIDE_WORDS: Mapping[str, tuple[str, str]] = {
     "overlap": ("pipelines of two steps at once", ""),
 }
 """(name, advice) of the parts outside the pipeline; "" of one that is no finding."""
+SPREAD_STATE = "its state spread over the replicas (ZeRO, --use-distributed-optimizer)"
+"""Further advice on the optimizer where each of several replicas updates all that the others do."""
 
 
 IDLE_WORDS: Mapping[str, PartWords] = {

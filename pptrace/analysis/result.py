@@ -43,7 +43,7 @@ class ScheduleSummary(Struct, frozen=True):
     """The plan that a run followed."""
 
     name: str  #: name of the catalogue, ``custom`` for a plan that is none of them, ``unknown`` for no plan
-    #: microbatches in a step, if all ``candidates`` have as many; null where they differ, or there is no plan
+    #: microbatches in most steps, if all ``candidates`` have as many; null where they differ, or there is no plan
     num_microbatches: int | None
     num_stages: int | None  #: stages of all ranks, likewise; null as ``num_microbatches``
     num_chunks: int | None  #: stages of each rank, likewise; null as ``num_microbatches``

@@ -192,9 +192,9 @@ def line_of_waits(waits: Sequence[CoreWait]) -> str:
 
 def waiting_words(share: float) -> str:
     """Words for how long ranks waited for a core, of whose threads several may wait at once."""
-    waited = f"ranks waited for a core for {share:.1%} of the time"
+    waited = f"ranks waited for a core for {share:.1%} of the time, the threads of each added up"
     if share > 1:
-        waited = f"{share:.2f} threads of a rank waited for a core at any time"
+        waited = f"on average {share:.2f} threads of a rank waited for a core"
     return f"{waited}, because of other work on the machine or more threads than cores"
 
 

@@ -139,7 +139,9 @@ class Blame(Struct, frozen=True):
 
 
 class StepOutlier(Struct, frozen=True):
-    """A step above the median of its level by three scaled median deviations and by a tenth."""
+    """A step above the median of its level by three scaled median deviations and by a tenth: of its steps with as many
+    forwards, or, where these are fewer than five, with no fewer.
+    """
 
     step: int  #: number of the step
     span_ns: int  #: its length

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -50,6 +51,12 @@ class ScheduleInfo(Struct, frozen=True):
     def plan_of(self, step: int) -> Plan | None:
         """The plan of one step."""
         return self.plan_by_step.get(step, self.plan)
+
+    def usual_num_microbatches(self, steps: Iterable[int]) -> int | None:
+        """Number of microbatches in most of these steps, of as many the larger number; that of the plan where none has one."""
+        plans = list(filter(None, map(self.plan_of, steps))) or list(filter(None, (self.plan,)))
+        numbers = Counter(plan.num_microbatches for plan in plans)
+        return max(numbers, key=lambda number: (numbers[number], number), default=None)
 
 
 class WithPlan(Protocol):

@@ -18,10 +18,11 @@ from pptrace.analysis.early_receives.repair import RepairedOrder
 from pptrace.analysis.experts.types import TrafficMatrix
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.reasons import mean_length, with_reasons
-from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes
+from pptrace.analysis.findings.root_causes import above_doubt, missing_evidence, with_root_causes, without_found
 from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.answer import steps_of_ranks
+from pptrace.analysis.links.peaks import is_same_host
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle
@@ -278,7 +279,8 @@ class _Measured(Struct, frozen=True, eq=False):
         if self.experts is not None and (routing := self.experts.routing) is not None:
             costs = tuple(map(routing.in_costs, costs))
         early = early_receives_in(self.answers, costs)
-        study = study_steps(costs, None if self.experts is None else self.experts.hot_spot, clock.uncertainty_ns)
+        hot_spot = None if self.experts is None else self.experts.hot_spot
+        study = study_steps(costs, hot_spot, clock.uncertainty_ns, lambda ranks: is_same_host(ranks, run.facts))
         study = with_reason(study, early)
         if sharing is None:
             plan = run.schedule.plan
@@ -320,11 +322,15 @@ class _Measured(Struct, frozen=True, eq=False):
     ) -> Report:
         """The report without the answers to questions."""
         run, clock, ops = self.run, self.data.clock, self.data.ops
-        summary, series, waits = _schedule_summary(run.schedule), series_of(self.steps), core_waits_of(run.facts)
+        summary, series, waits = (
+            _schedule_summary(run.schedule, self.steps),
+            series_of(self.steps),
+            core_waits_of(run.facts),
+        )
         marked = marked_steps(ops if self.step is None else ops[ops["step"] == self.step])
         missing = tuple(missing_evidence(self.steps, costs))
         steps, study = with_reasons(self.steps, study, series)
-        found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
+        found = find(steps, summary, study, series, missing, list(outside_findings(steps, run.mesh)))
         line = line_of_waits(waits)
         unknown_idle = explain_unknown_idle(steps, self.device, run.work, {each.format for each in self.inputs})
         step_ns, off_ns = mean_length(steps) if steps else 0, clock.uncertainty_ns
@@ -350,7 +356,7 @@ class _Measured(Struct, frozen=True, eq=False):
             warnings=(*warnings, *unknown_idle, *([line] if line else [])),
             step_series=series,
             stragglers=study.stragglers,
-            missing_evidence=missing,
+            missing_evidence=without_found(missing, findings),
             core_waits=waits,
             root_causes=roots,
             doubts=doubts,
@@ -429,7 +435,8 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     return selected
 
 
-def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
+def _schedule_summary(info: ScheduleInfo, steps: Sequence[StepReport]) -> ScheduleSummary:
+    training = [step.step for step in steps if not step.is_evaluation]
     plans = info.candidates if info.plan is None else (info.plan,)
 
     def common_size(name: str) -> int | None:
@@ -443,7 +450,9 @@ def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
         candidates.append(ScheduleCandidate(one.name, *sizes, pp_ranks))
     return ScheduleSummary(
         name=info.name if info.plan is None or info.name in SCHEDULES else "custom",
-        num_microbatches=common_size("num_microbatches"),
+        num_microbatches=common_size("num_microbatches")
+        if info.plan is None
+        else info.usual_num_microbatches(training),
         num_stages=common_size("num_stages"),
         num_chunks=common_size("num_chunks"),
         source=str(info.source),

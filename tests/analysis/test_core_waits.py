@@ -90,8 +90,8 @@ def test_nothing_is_behind_a_finding_where_nothing_is_known_or_it_has_no_cause()
 
 def test_a_report_says_so_where_ranks_wait_for_a_tenth_of_the_time() -> None:
     assert line_of_waits((CoreWait(0, 0.0), CoreWait(1, 0.3))).startswith(
-        "ranks waited for a core for 15.0% of the time"
+        "ranks waited for a core for 15.0% of the time, the threads of each added up, because of other work"
     )
     several = line_of_waits((CoreWait(0, 1.0), CoreWait(1, 1.5)))
-    assert several.startswith("1.25 threads of a rank waited for a core at any time, because of other work")
+    assert several.startswith("on average 1.25 threads of a rank waited for a core, because of other work")
     assert line_of_waits((CoreWait(0, 0.05), CoreWait(1, 0.15))) == line_of_waits(()) == ""

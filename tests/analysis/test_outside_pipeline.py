@@ -11,18 +11,21 @@ from statistics import median
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 import pptrace
 from pptrace.analysis.aligned import RankRows
 from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.report import Report
-from pptrace.analysis.result import StepReport
+from pptrace.analysis.result import CommSummary, RankStep, StepReport
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, _Timelines, outside_rows
 from pptrace.analysis.whatif.measured_gains import OutsideTimes
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whole_run import Bubble, OutsidePart
 from pptrace.errors import UsageError
+from pptrace.model.mesh import MeshSizes
 from pptrace.model.tables import OPS, empty_table
+from pptrace.recognise.device.work import NO_DEVICE
 from pptrace.slices import Slice, slice_of
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES, torchrun
@@ -212,6 +215,51 @@ def test_findings_name_what_is_outside_with_its_rank_and_what_it_costs(tmp_path:
     assert "The typical step takes 100.0 ms (40.0 ms of it the pipeline's span)" in report.verdict
     assert "58% checkpoint (rank 0)" in report.verdict
     assert "the most to win back is 58.0 ms a step of checkpoint (rank 0)" in report.verdict
+
+
+def step_of_optimizer(*sent: tuple[str, str, int | None]) -> StepReport:
+    """A step of 140 ns, 40 of them an optimizer; communication as (axis, kind, bytes)."""
+    comms = tuple(CommSummary(axis, kind, 1, num_bytes, *[None] * 7) for axis, kind, num_bytes in sent)
+    rank = RankStep(0, 0, 100, 90, 0, 10, {}, comms, {}, NO_DEVICE, None, ())
+    return StepReport(
+        **{"step": 0, "start_ns": 0, "end_ns": 140, "period_ns": 140, "span_ns": 100},
+        bubble=NO_BUBBLE,
+        ranks=(rank,),
+        outside=(OutsidePart("optimizer", {"rank": 0}, 40),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dp", "sent", "is_spread_further"),
+    [
+        (1, [], False),
+        (None, [("world", "all_reduce", 4)], False),
+        (None, [("dp", "all_reduce", 4000)], True),
+        (2, [], True),
+        (2, [("dp", "all_reduce", 4000), ("dp", "all_gather", 8)], True),
+        (2, [("dp", "all_reduce", 4000), ("dp", "all_gather", 2000)], False),
+        (2, [("dp", "reduce_scatter", None), ("dp", "all_gather", None)], False),
+        (2, [("dp-cp", "reduce_scatter", 4000)], False),
+    ],
+)
+def test_state_of_an_optimizer_is_to_be_spread_over_replicas_only_where_they_have_it_whole(
+    dp: int | None, sent: list[tuple[str, str, int | None]], is_spread_further: bool
+) -> None:
+    (finding,) = outside_findings([step_of_optimizer(*sent)], MeshSizes(2, dp=dp))
+    advice = "a fused optimizer; its state spread over the replicas (ZeRO, --use-distributed-optimizer)"
+    assert finding.detail.partition(": ")[2] == (advice if is_spread_further else "a fused optimizer")
+
+
+def test_a_part_that_the_typical_step_has_on_another_rank_than_most_steps_names_none() -> None:
+    def step(number: int, rank: int, ns: int) -> StepReport:
+        outside = (OutsidePart("optimizer", {"rank": rank}, ns),)
+        return replace(step_of_optimizer(), step=number, period_ns=100 + ns, outside=outside)
+
+    (finding,) = outside_findings([step(0, 1, 30), step(1, 0, 35), step(2, 1, 80)])
+    assert finding.evidence["where"] == {}
+    assert finding.title.endswith(" is optimizer")
+    (finding,) = outside_findings([step(0, 0, 30), step(1, 1, 35), step(2, 1, 80)])
+    assert finding.evidence["where"] == {"rank": 1}
 
 
 def test_a_table_that_has_nothing_between_pipelines_says_nothing_of_it(tmp_path: Path) -> None:

@@ -80,6 +80,27 @@ def test_ranks_that_come_last_in_turn_are_none_that_is_late() -> None:
     assert (found.gain_ns, found.evidence["cause"], found.evidence["where"]) == (12 * MS, "jitter", {})
 
 
+@pytest.mark.parametrize(
+    ("late", "named"),
+    [
+        ([{1: 3}, {0: 54}, {2: 3}, {0: 8}], {}),
+        ([{1: 3}, {0: 54}, {2: 3}, {0: 40}], {"rank": 0}),
+        ([{1: 20}, {0: 75}, {2: 20}, {0: 20}], {}),
+        ([{1: 3}, {0: 20}, {0: 20}, {0: 20}], {"rank": 0}),
+        ([{0: 20, 1: 10}], {"rank": 0}),
+    ],
+)
+def test_a_rank_that_comes_last_by_far_in_one_step_alone_is_not_named(
+    late: list[dict[int, int]], named: dict[str, int]
+) -> None:
+    steps = [
+        step_of(*(rank_of(rank, 2, of_step.get(rank, 0)) for rank in range(3)), number=number)
+        for number, of_step in enumerate(late)
+    ]
+    (found,) = findings_of(*steps)
+    assert (found.evidence["reason"], found.evidence["where"]) == (LAST_TO_COLLECTIVES, named)
+
+
 def test_groups_that_wait_beside_one_another_cost_a_step_what_its_ranks_wait() -> None:
     """Two pairs: one rank of each comes late by 60 ms of the 100, for which its peer waits: 120 in all."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from pptrace.analysis.report import Report
+from pptrace.analysis.result import StepReport
 from pptrace.analysis.steps import step_series
 from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL, _far_above, series_of
 from pptrace.analysis.whole_run import StepSeries
@@ -35,12 +37,21 @@ def report_of(tmp_path: Path, durations: Int64, table: PlanTable = TABLE) -> Rep
     return load([tmp_path / "ops.csv"]).report
 
 
-def series_with(spans: Int64) -> StepSeries:
-    """The series of steps of these lengths, ns."""
+def with_work(times: int) -> StepReport:
+    """A step with so many times the forwards."""
     (step,) = ONE_STEP.steps
-    series = series_of(
-        [replace(step, step=number, span_ns=int(span), period_ns=None) for number, span in enumerate(spans)]
-    )
+    ranks = []
+    for rank in step.ranks:
+        phases = {name: replace(phase, num_forward=times * phase.num_forward) for name, phase in rank.phases.items()}
+        ranks.append(replace(rank, phases=phases))
+    return replace(step, ranks=tuple(ranks))
+
+
+def series_with(spans: Int64, work: Sequence[int] | None = None) -> StepSeries:
+    """The series of steps of these lengths, ns, with so many times the usual forwards each."""
+    steps = map(with_work, [1] * len(spans) if work is None else work)
+    of_spans = enumerate(zip(steps, spans.tolist(), strict=True))
+    series = series_of([replace(step, step=number, span_ns=span, period_ns=None) for number, (step, span) in of_spans])
     assert series is not None
     return series
 
@@ -89,6 +100,23 @@ def test_a_step_longer_by_less_than_a_tenth_is_no_outlier_however_even_the_other
     assert series_with(spans).outliers == ()
     spans[7] = 1_110_000
     assert [outlier.step for outlier in series_with(spans).outliers] == [7]
+
+
+@pytest.mark.parametrize(
+    ("spans", "work", "outliers"),
+    [
+        ([146, 105, 177, 109, 114], [6, 4, 6, 4, 4], []),
+        ([100, 101, 150, 102, 103, 149], [2, 2, 3, 2, 2, 3], []),
+        ([100, 101, 150, 102, 103, 160], [2, 2, 3, 2, 2, 2], [(5, 102)]),
+        ([100, 150] * 5 + [145, 150], [2, 3] * 5 + [2, 3], [(10, 100)]),
+        ([100, 150] * 5 + [100, 200], [2, 3] * 5 + [2, 3], [(11, 150)]),
+    ],
+)
+def test_a_step_is_an_outlier_only_among_steps_with_as_many_microbatches_or_more(
+    spans: list[int], work: list[int], outliers: list[tuple[int, int]]
+) -> None:
+    found = series_with(np.array(spans) * 1_000_000, work).outliers
+    assert [(outlier.step, outlier.usual_ns // 1_000_000) for outlier in found] == outliers
 
 
 def test_few_steps_have_neither_outliers_nor_changes() -> None:

@@ -263,8 +263,8 @@ def _busy_machines(a: Side, b: Side, measured: TypicalOfSides | None) -> Iterato
             f"{milliseconds(measured.b.ns)} ms in B"
         )
     yield (
-        f"ranks waited for a core ({listed_waits} of the time), because of other work on the machine or more threads than "
-        f"cores: that differs from run to run, {allowed}; use a quiet machine"
+        f"ranks waited for a core ({listed_waits} of the time, the threads of each added up), because of other work on the "
+        f"machine or more threads than cores: that differs from run to run, {allowed}; use a quiet machine"
     )
 
 

@@ -208,8 +208,8 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
     for row, step in enumerate(steps):
         for rank in step.ranks:
             lost[row, numbers.index(rank.rank)] = rank.late_ns or 0
-    most = int(lost.sum(axis=0).argmax())
-    if lost[:, most].sum() >= _MOST_OF_IT * lost.sum():
+    most = _clearly_last(lost)
+    if most is not None:
         of_steps, number = lost[:, most], numbers[most]
         waiting = f"{of_steps.mean() / 1e6:,.1f} ms a step"
         title = f"waiting for rank {number}, which comes last to the collectives"
@@ -229,6 +229,18 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
         title = f"{cause.capitalize()}: {{share:.1%}} of {'all steps' if is_rare else 'the step'} goes to {title}"
         evidence = {"cause": cause, "where": where, "reason": LAST_TO_COLLECTIVES}
         yield _finding(of_steps, mean_span, title, detail, evidence | ({"in_some_steps": True} if is_rare else {}))
+
+
+def _clearly_last(lost: Int64) -> int | None:
+    """The rank for which others wait most, by ``lost``, shape (steps, ranks), ns; None where none clearly is: most of the waiting
+    is for it, and in most of the steps with much of it, of several steps in two at least, it is the last one.
+    """
+    of_steps = lost.sum(axis=1)
+    most = int(lost.sum(axis=0).argmax())
+    is_long = (of_steps > 0) & (of_steps >= _MOST_OF_IT * of_steps.mean())
+    num_last = int((is_long & (lost.argmax(axis=1) == most)).sum())
+    recurs = num_last >= min(len(lost), 2) and num_last > _MOST_OF_IT * is_long.sum()
+    return most if recurs and lost[:, most].sum() >= _MOST_OF_IT * lost.sum() else None
 
 
 def _waited_by_the_mean_rank(step: StepReport) -> int:

@@ -14,6 +14,7 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import Finding, MissingEvidence, StepReport
 from pptrace.analysis.shared_devices import OWN_DEVICE, TAKING_TURNS, SharedDevice, wait_behind, who_shares
 from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL
+from pptrace.analysis.stragglers.alike import SLOW_RANK
 from pptrace.analysis.stragglers.communication import FEWEST_ALIKE, LATE_RECEIVES, SLOW_LINK, num_links
 from pptrace.analysis.stragglers.hosts import FEWEST_WINDOWS
 from pptrace.analysis.stragglers.reason import FEWEST_STEPS
@@ -209,3 +210,9 @@ def missing_evidence(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -
     if (links := max(map(num_links, plans))) <= FEWEST_ALIKE:
         count = "1 link" if links == 1 else f"{links} links"
         yield MissingEvidence(("slow link",), f"{count} of one pipeline: too few to tell which is slow")
+
+
+def without_found(missing: Sequence[MissingEvidence], findings: Sequence[Finding]) -> tuple[MissingEvidence, ...]:
+    """What the run does not show, without slow workers where one is found all the same, by each of its stages."""
+    is_found = any(finding.evidence.get("reason") == SLOW_RANK for finding in findings)
+    return tuple(kinds for kinds in missing if not (is_found and kinds.findings == (STRAGGLER,)))

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pptrace.analysis.part_words import OUTSIDE_WORDS
+from pptrace.analysis.part_words import OUTSIDE_WORDS, SPREAD_STATE
 from pptrace.analysis.result import Finding, Severity, StepReport, typical_of
-from pptrace.analysis.steps.outside_pipeline import COMPUTE, HOST, OTHER, UNKNOWN_RANK, UNRECORDED
+from pptrace.analysis.steps.outside_pipeline import COMPUTE, DATA_PARALLEL, HOST, OTHER, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, LEAST_SHARE, gain_interval
 from pptrace.analysis.whole_run import OUTSIDE, Cause, StepChange, StepOutlier, StepSeries
+from pptrace.marks import Collective
+from pptrace.model.known import sum_of
+from pptrace.model.mesh import MeshSizes
 from pptrace.model.tables import Int64
 
 _FAR_LESS = 0.5
@@ -75,9 +78,10 @@ _NOW_AND_THEN = ("evaluation", "checkpoint")
 """Parts that a program has in every so many steps: that others have none is no chance."""
 _MOST_OF_IT = 0.5
 """A cause or a place with this share of a part or of a difference is named."""
+_NO_SIZES = MeshSizes(0)
 
 
-def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
+def outside_findings(steps: Sequence[StepReport], mesh: MeshSizes = _NO_SIZES) -> Iterator[Finding]:
     """A finding for each part outside the pipeline that takes a share of the steps worth naming: their means."""
     known = [step for step in steps if step.outside is not None and not step.is_evaluation]
     periods = [step.period_ns or 0 for step in known]
@@ -95,8 +99,9 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
         is_noise = low is not None and low <= 0 and len(known) > 1 and not recurs
         if gain < (LEAST_ANYWHERE if part in _ANYWHERE else LEAST_SHARE) * shares.mean_ns or is_noise:
             continue
-        place, most = max(places.items(), key=lambda item: int(item[1].sum()))
-        where = dict((place,)) if int(most.sum()) >= _MOST_OF_IT * int(of_steps.sum()) and place[0] else {}
+        if part == "optimizer" and _has_whole_state(known, mesh):
+            advice = f"{advice}; {SPREAD_STATE}"
+        where = _place_with_most(places, shares.typical, part)
         at = "".join(f" ({kind} {name})" for kind, name in where.items())
         words, share = shares.text(f"{OUTSIDE}{part}", gain)
         yield Finding(
@@ -110,6 +115,39 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
             gain_low_ns=None if part in _OF_OTHERS else low,
             gain_high_ns=None if part in _OF_OTHERS else high,
         )
+
+
+def _has_whole_state(steps: Sequence[StepReport], mesh: MeshSizes) -> bool:
+    """Return whether there are replicas that update the same parameters each: what they sum along dp, they neither scatter nor
+    gather again, as where their optimizer's state is spread over them.
+    """
+    sent: dict[str, list[int | None]] = {}
+    for comm in (comm for step in steps for rank in step.ranks for comm in rank.comms):
+        if DATA_PARALLEL.search(comm.axis):
+            sent.setdefault(comm.kind, []).append(comm.bytes)
+    if mesh.dp == 1 or Collective.REDUCE_SCATTER in sent:
+        return False
+    reduced, gathered = sent.get(Collective.ALL_REDUCE, []), sent.get(Collective.ALL_GATHER, [])
+    every, parameters = sum_of(reduced), sum_of(gathered)
+    if gathered and (every is None or parameters is None or parameters >= _OF_GRADIENTS * every):
+        return False
+    return bool(reduced) or mesh.dp is not None
+
+
+_OF_GRADIENTS = 0.25
+"""Bytes that are gathered along dp over those of gradients, from which on they are parameters, of less precision perhaps."""
+
+
+def _place_with_most(
+    places: Mapping[tuple[str, int | str], Int64], typical: StepReport | None, part: str
+) -> dict[str, int | str]:
+    """The place that has most of a part in all steps; {} if there is none, or the typical step has more of it elsewhere."""
+    place, most = max(places.items(), key=lambda item: int(item[1].sum()))
+    if not place[0] or int(most.sum()) < _MOST_OF_IT * sum(int(of_steps.sum()) for of_steps in places.values()):
+        return {}
+    of_typical = [entry for entry in (typical and typical.outside) or () if entry.part == part]
+    largest = max(of_typical, key=lambda entry: entry.ns, default=None)
+    return dict((place,)) if largest is None or largest.where == dict((place,)) else {}
 
 
 def _places(steps: Sequence[StepReport], part: str) -> Mapping[tuple[str, int | str], Int64]:

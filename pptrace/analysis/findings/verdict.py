@@ -18,7 +18,7 @@ from pptrace.analysis.findings.window_parts import (
     WindowParts,
     window_parts,
 )
-from pptrace.analysis.part_words import IDLE_WORDS, OUTSIDE_WORDS, in_brackets, place_of_part, words_of_part
+from pptrace.analysis.part_words import IDLE_WORDS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.stragglers.alike import SLOW_RANK
@@ -164,7 +164,7 @@ def _is_unexplained(finding: Finding) -> bool:
 def _advice(finding: Finding, step: StepReport) -> str:
     """Advice on a finding: that of its part, else what its detail ends with."""
     if finding.evidence.get("is_outside"):
-        return OUTSIDE_WORDS[finding.evidence["cause"]][1]
+        return finding.detail.partition(": ")[2]
     if (same := finding.evidence.get("same_work")) is not None:
         stage = finding.evidence["where"]["stage"]
         return f"look at the host, clocks and neighbours of stage {stage}'s rank, before layers are moved: {same}"

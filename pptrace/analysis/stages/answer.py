@@ -31,6 +31,7 @@ from pptrace.analysis.stages.flops import (
 )
 from pptrace.analysis.stages.layer_order import parts_by_order
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart, StageWork
+from pptrace.analysis.stragglers.alike import SLOW_RANK
 from pptrace.intervals import intersect, length, lengths_within
 from pptrace.marks import PART
 from pptrace.model.device import CLASSES, Pieces, WorkClass
@@ -300,7 +301,8 @@ def answer(inputs: QuestionInputs) -> Mapping[str, Any]:
     of_stages: dict[int, list[StageDifference]] = {}
     for one in sorted(compute.differences, key=lambda one: -one.more_ns):
         of_stages.setdefault(one.stage, []).append(one)
-    is_one_pipeline = len(known) < len(inputs.report.missing_evidence)
+    has_slow_rank = any(one.evidence.get("reason") == SLOW_RANK for one in inputs.report.findings)
+    is_one_pipeline = has_slow_rank or len(known) < len(inputs.report.missing_evidence)
     same = {
         stage: found
         for stage, more in of_stages.items()

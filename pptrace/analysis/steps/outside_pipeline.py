@@ -52,7 +52,7 @@ OF_SPANS = {
     "GRAD_SYNC": "gradient_sync",
     "GC": "garbage_collection",
 }
-_DATA_PARALLEL = re.compile(r"dp|fsdp|data|hsdp")
+DATA_PARALLEL = re.compile(r"dp|fsdp|data|hsdp")
 _REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 _FIRST = ("GC", "DATA", "CHECKPOINT", "LOGGING", "OPTIMIZER", "GRAD_SYNC", "EVAL", *COMPUTE_KINDS)
 """Kinds of ranges in their order: of those around one moment the first one is the part."""
@@ -360,7 +360,7 @@ def _part_of(kind: str, axis: str) -> str:
     """The part that a collective is."""
     if kind == Collective.BARRIER:
         return "barrier"
-    if _DATA_PARALLEL.search(axis):
+    if DATA_PARALLEL.search(axis):
         if kind in _REDUCTIONS:
             return "gradient_sync"
         if kind == Collective.ALL_GATHER:

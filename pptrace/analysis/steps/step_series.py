@@ -7,7 +7,7 @@ change, in each part again until there is none. An outlier is far above the medi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -47,9 +47,7 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
     low, middle, high = (int(value) for value in np.percentile(spans, (10, 50, 90), method="nearest"))
     outliers: list[StepOutlier] = []
     for first, last in levels:
-        of_level = known[first:last]
-        typical = _typical(of_level)
-        for step in (of_level[index] for index in _far_above(spans[first:last])):
+        for step, typical in _outliers(known[first:last]):
             lengths = (step.step, step.length_ns or 0, typical.step, typical.length_ns or 0)
             outliers.append(StepOutlier(*lengths, _differences(step, typical), _most_blamed(step, typical)))
     changes = []
@@ -112,8 +110,21 @@ def _strongest_change(spans: Int64) -> int | None:
     return cut if by_chance < _CHANCE and is_large else None
 
 
+def _outliers(level: Sequence[StepReport]) -> Iterator[tuple[StepReport, StepReport]]:
+    """The outliers of a level, each with the typical step of those that it is compared with: as many microbatches, or, where few
+    have as many, no fewer. More microbatches make a step longer and no outlier.
+    """
+    work = [step.num_forwards for step in level]
+    for number, count in sorted(Counter(work).items()):
+        most = number if count >= FEWEST_OF_LEVEL else max(work)
+        alike = [at for at, num_forwards in enumerate(work) if number <= num_forwards <= most]
+        for index in _far_above(np.array([level[at].length_ns for at in alike], dtype=np.int64)):
+            if work[alike[index]] == number:
+                yield level[alike[index]], _typical([level[at] for at in alike])
+
+
 def _far_above(spans: Int64) -> list[int]:
-    """The outliers of a level."""
+    """Those that are far above the others, where these are enough to tell."""
     if len(spans) < FEWEST_OF_LEVEL:
         return []
     middle = float(np.median(spans))

@@ -13,7 +13,7 @@ Unequal routes to experts: what steps would get back if all experts had equally 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,14 @@ FEWEST_ALIKE = 2
 """Other links of one pipeline; fewer tell too little of what is usual."""
 
 
+OnOneHost = Callable[[Sequence[int]], bool | None]
+"""Returns whether ranks are on one host, None where it is not known."""
+
+
+def not_known(_: Sequence[int]) -> None:
+    return None
+
+
 class _Link(Struct, frozen=True):
     """The messages between two pipeline ranks of a pipeline: their typical transfer and that of links like it, ns."""
 
@@ -45,23 +53,32 @@ class _Link(Struct, frozen=True):
     usual: float
 
 
-def slow_link(plans: Sequence[StepMatrix]) -> Reason | None:
+def slow_link(plans: Sequence[StepMatrix], are_on_one_host: OnOneHost = not_known) -> Reason | None:
     """The slowest link against its like, and what steps would get back if it were as fast; None where all are alike."""
     links = [link for link in map(_slowest, plans) if link is not None]
     if not links:
         return None
     link = max(links, key=lambda link: link.typical - link.usual)
-    name = "-".join(map(str, sorted(link.ranks)))
+    ranks, is_inside = sorted(link.ranks), are_on_one_host(link.ranks)
     return Reason(
         SLOW_LINK,
         ("communication", "unexplained"),
-        {"link": name},
-        "Slow link: {share} goes to messages between ranks " + " and ".join(map(str, sorted(link.ranks))),
-        f"they typically take {link.typical / 1e6:,.3f} ms where those of links like it take {link.usual / 1e6:,.3f} ms: look at "
-        "the network between the two, and at what else uses it; on one host, at who else wants its cores",
+        {"link": "-".join(map(str, ranks))},
+        f"Slow link: {{share}} goes to messages between ranks {ranks[0]} and {ranks[1]}{' of one host' * bool(is_inside)}",
+        f"they typically take {link.typical / 1e6:,.3f} ms where those of links like it take {link.usual / 1e6:,.3f} ms: "
+        f"{_LOOK_AT_LINK[is_inside]}",
         gains(plans, (_as_usual(costs, link) for costs in plans)),
-        {"typical_ns": round(link.typical), "usual_ns": round(link.usual)},
+        {"typical_ns": round(link.typical), "usual_ns": round(link.usual), "same_host": is_inside},
     )
+
+
+_LOOK_AT_LINK: Mapping[bool | None, str] = {
+    True: "look at other work on that host, for which a receiver waits for its core, at its NUMA nodes, and at what joins its "
+    "devices, if it has any",
+    False: "look at the network between the two ranks, and at what else uses it",
+    None: "look at the network between the two ranks and at what else uses it, or, if they are on one host, at other work on it",
+}
+"""What to do about a slow link, by whether its ranks are on one host (None: not known)."""
 
 
 def peer_bit(place: Int64 | int) -> Int64:

@@ -20,7 +20,15 @@ from msgspec.structs import replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.alike import DEVIATION, Place, gains_of_places, long_ops, slow_rank
-from pptrace.analysis.stragglers.communication import HotSpot, late_member, late_receives, slow_link, unequal_routes
+from pptrace.analysis.stragglers.communication import (
+    HotSpot,
+    OnOneHost,
+    late_member,
+    late_receives,
+    not_known,
+    slow_link,
+    unequal_routes,
+)
 from pptrace.analysis.stragglers.hosts import garbage_collections, host_pauses, late_launches, late_ops, late_starts
 from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES, long_sequences
@@ -184,12 +192,13 @@ Plans = Sequence[StepMatrix]
 
 class Known(Struct, frozen=True):
     """Facts besides the costs: ``hot_spot`` is where most rows of experts are, of runs that have experts on several ranks;
-    ``uncertainty_ns`` is that of the clocks; ``found`` are the reasons of earlier detectors.
+    ``uncertainty_ns`` is that of the clocks; ``found`` are the reasons of earlier detectors; ``are_on_one_host`` tells of ranks.
     """
 
     hot_spot: HotSpot | None = None
     uncertainty_ns: int | None = 0
     found: tuple[Reason, ...] = ()
+    are_on_one_host: OnOneHost = not_known
 
 
 Detector = Callable[[Plans, Known], tuple[Reason | None, Plans]]
@@ -226,6 +235,10 @@ def _long_ops(plans: Plans, known: Known) -> tuple[Reason | None, Plans]:
     return None if has_long_sequences else long_ops(plans), plans
 
 
+def _slow_link(plans: Plans, known: Known) -> tuple[Reason | None, Plans]:
+    return slow_link(plans, known.are_on_one_host), plans
+
+
 def _only_names(find: Callable[[Plans], Reason | None]) -> Detector:
     """A detector that peels nothing."""
     return lambda plans, _: (find(plans), plans)
@@ -251,7 +264,7 @@ explain would look like such waits.
 SINGLE: tuple[Detector, ...] = (
     _only_names(long_sequences),
     _long_ops,
-    _only_names(slow_link),
+    _slow_link,
     _only_names(slow_rank),
     _only_names(late_member),
     _later_than_clocks_tell(late_starts),
@@ -283,10 +296,15 @@ class Study(Struct, frozen=True, eq=False):
     noise: Noise | None = None
 
 
-def study_steps(plans: Sequence[StepMatrix], hot_spot: HotSpot | None = None, uncertainty_ns: int | None = 0) -> Study:
+def study_steps(
+    plans: Sequence[StepMatrix],
+    hot_spot: HotSpot | None = None,
+    uncertainty_ns: int | None = 0,
+    are_on_one_host: OnOneHost = not_known,
+) -> Study:
     """The study of whole steps, or of as many of them, evenly spaced, as :data:`_MOST_REPLAYED` allows.
 
-    ``hot_spot`` and ``uncertainty_ns`` are what :class:`pptrace.analysis.stragglers.detectors.Known` has.
+    ``hot_spot``, ``uncertainty_ns`` and ``are_on_one_host`` are what :class:`pptrace.analysis.stragglers.detectors.Known` has.
     """
     plans = [costs for costs in plans if len(costs.step)]
     num_replayed = sum(costs.durations.size * (costs.table.num_stages + costs.table.pp) for costs in plans)
@@ -295,6 +313,7 @@ def study_steps(plans: Sequence[StepMatrix], hot_spot: HotSpot | None = None, un
         return Study()
     # As the published study replays: with the waits and transfers that were recorded.
     stragglers = slowdowns([costs.as_recorded() for costs in plans])
-    reasons, plans = detect((*SHARED, *SINGLE), plans, Known(hot_spot, uncertainty_ns))
+    known = Known(hot_spot, uncertainty_ns, are_on_one_host=are_on_one_host)
+    reasons, plans = detect((*SHARED, *SINGLE), plans, known)
     steps = np.concatenate([np.unique(costs.step) for costs in plans]).tolist()
     return Study(stragglers, reasons, gains_of_places(plans), tuple(steps), noise_of(plans))

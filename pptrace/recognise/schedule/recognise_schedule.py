@@ -183,18 +183,21 @@ def compare_with_plan(
 ) -> ScheduleInfo:
     """The plan with its mismatches, by step."""
     plan_by_step = plans_by_step(plan, measured)
+    schedule = ScheduleInfo(plan, plan.name, source, plan_by_step=plan_by_step)
+    every = sorted({step.step for step in measured})
+    usual = schedule.usual_num_microbatches(every)
+    others = [step for step in every if (of_step := schedule.plan_of(step)) and of_step.num_microbatches != usual]
+    lacking = [step for step, of_step in plan_by_step.items() if of_step is None]
     lines = []
     other = f"{plan.name} of that number" if plan.name in registry.SCHEDULES else "more or fewer runs of its schedule"
-    for has_plan, what in (
-        (True, f"compared with {other}"),
-        (False, f"for which {plan.name} has no plan: not compared"),
+    for steps, what in (
+        (others, f": compared with {other}"),
+        (lacking, f", for which {plan.name} has no plan: not compared"),
     ):
-        steps = [step for step, of_step in plan_by_step.items() if (of_step is not None) == has_plan]
         if steps:
-            link = ":" if has_plan else ","
-            lines.append(f"step {as_ranges(steps)} has another number of microbatches{link} {what}")
+            lines.append(f"step {as_ranges(steps)} has another number of microbatches{what}")
     differences = _differences(plan, measured, plan_by_step)
-    return ScheduleInfo(plan, plan.name, source, differences, (*warnings, *lines), plan_by_step)
+    return replace(schedule, mismatches=differences, warnings=(*warnings, *lines))
 
 
 def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:

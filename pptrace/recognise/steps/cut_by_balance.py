@@ -24,6 +24,7 @@ _OPEN = (
     "no span marks the end of a step, and the order of ops on the traced ranks does not show it: "
     "forwards and backwards are left out; record the spans of steps"
 )
+_BALANCED = "no label ends a step: each is assumed to end where all ranks have run as many backwards as forwards"
 _CUT = "no span marks the end of a step: a step is assumed to end where each rank has run as many backwards as forwards"
 
 
@@ -38,7 +39,7 @@ def _balance(kinds: Iterable[str]) -> tuple[Int64, Int64, set[int]]:
 
 
 def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
-    """Cut the single counted step of each rank into steps; with a warning.
+    """Cut the single counted step of each rank into steps; with a warning, which has no number: messages may show more of them.
 
     Nothing is cut where no rank is ever two forwards ahead, as where each microbatch runs alone, since any of them could end a
     step.
@@ -53,12 +54,8 @@ def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
     cuts = np.array(sorted(set.intersection(*(ends for *_, ends in balances)) - {last}), dtype=np.int64)
     if not len(cuts):
         return list(ranks), ()
-    line = (
-        f"no label ends a step: {len(cuts) + 1} steps, each assumed to end where all ranks have run as many "
-        "backwards as forwards"
-    )
     chosen = {id(recognised) for recognised in computing}
-    return [_cut(recognised, cuts) if id(recognised) in chosen else recognised for recognised in ranks], (line,)
+    return [_cut(recognised, cuts) if id(recognised) in chosen else recognised for recognised in ranks], (_BALANCED,)
 
 
 def with_balanced_spans(

@@ -233,7 +233,8 @@ def test_ranks_whose_times_do_not_compare_have_their_own_windows() -> None:
 def test_waiting_for_a_core_is_said() -> None:
     run = read_compared(SAMPLES / "1f1b_p4")
     found = compare_runs(structs.replace(run, core_wait=0.02), structs.replace(run, core_wait=0.11))
-    assert any(line.startswith("ranks waited for a core (B for 11.0% of the time)") for line in found.warnings)
+    waited = "ranks waited for a core (B for 11.0% of the time, the threads of each added up)"
+    assert any(line.startswith(waited) for line in found.warnings)
 
 
 def test_lines_about_one_run_name_it_and_those_about_both_come_once() -> None:

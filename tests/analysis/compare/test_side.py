@@ -131,7 +131,7 @@ def test_few_steps_of_a_run_are_a_warning(runs: list[ComparedRun], tmp_path: Pat
 def test_waits_for_cores_are_those_of_the_run_that_waited_most(runs: list[ComparedRun]) -> None:
     waiting = [replace(run, core_wait=share) for run, share in zip(runs[:2], (0.01, 0.11), strict=True)]
     line = next(line for line in compare_sides(waiting, runs[2:4]).warnings if "waited for a core" in line)
-    assert "(A for up to 11.0% of the time)" in line
+    assert "(A for up to 11.0% of the time, the threads of each added up)" in line
     assert "as the runs themselves show" in line
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.communication import slow_link
@@ -100,6 +101,27 @@ def test_a_slow_link_is_named_with_its_ranks(tmp_path: Path, table: PlanTable, h
     assert finding.evidence["reason"] == "slow link"
     assert finding.evidence["typical_ns"] == pytest.approx(30 * MESSAGE_NS, rel=0.01)
     assert finding.evidence["usual_ns"] == pytest.approx(MESSAGE_NS, rel=0.01)
+
+
+@pytest.mark.parametrize(("is_inside", "has_network"), [(True, False), (False, True), (None, True)])
+def test_what_to_do_about_a_slow_link_of_one_host_is_about_that_host_and_no_network(
+    tmp_path: Path, table: PlanTable, is_inside: bool | None, has_network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr("pptrace.workflow.analyse.is_same_host", lambda ranks, _: asked.append(ranks) or is_inside)
+    transfers = np.full((STEPS, DP, table.num_messages), MESSAGE_NS)
+    ends = table.rank[table.dep[table.dep_is_message]] + table.rank[table.dep_reader[table.dep_is_message]]
+    transfers[:, 2, ends == 1 + 2] = 30 * MESSAGE_NS
+    report = report_of(tmp_path / "run", table, usual(table), transfers)
+    (finding,) = (found for found in report.findings if found.evidence.get("reason") == "slow link")
+    assert (DP + 2, 2 * DP + 2) in asked
+    assert finding.evidence["same_host"] is is_inside
+    assert (" of one host" in finding.title) == bool(is_inside)
+    first = verdict_lines(report).first
+    for advice in (finding.detail, first):
+        assert ("network" in advice) == has_network, advice
+        assert ("host" in advice) == (is_inside is not False), advice
+    assert first.startswith("Look at ")
 
 
 @pytest.mark.parametrize("few", [False, True])

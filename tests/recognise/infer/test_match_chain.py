@@ -14,7 +14,10 @@ from msgspec.structs import replace
 
 from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS
 from pptrace.model.traces import Category, Trace
+from pptrace.recognise.infer.evidence import Messages
+from pptrace.recognise.infer.locate_unlabelled import _are_within_stages
 from pptrace.recognise.infer.match import Match, RankMatch, in_steps
+from pptrace.recognise.infer.one_way import Separated
 from pptrace.recognise.infer.rank_order import Ops
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.actions import Kind
@@ -612,3 +615,16 @@ def test_one_rank_whose_order_tells_no_ops_says_that_the_others_would(optimizer:
     together = recognise(traces)
     assert together.schedule.name == "1f1b"
     assert not any("give the traces of the other ranks" in line for line in together.warnings)
+
+
+def test_messages_of_a_rank_in_no_pipeline_are_not_within_a_stage() -> None:
+    number = np.zeros(1, dtype=np.int64)
+
+    def others(*links: tuple[int, int]) -> Separated:
+        to = {rank: {"send": Messages(number, number + peer, number, number, number)} for rank, peer in links}
+        return Separated({}, to, ())
+
+    chains = ((0, 1), (2, 3))
+    assert _are_within_stages(others((0, 2), (1, 3)), chains)
+    assert not _are_within_stages(others((0, 2), (2, 3)), chains)
+    assert not _are_within_stages(others((0, 2), (4, 5)), chains), "neither of the two is in a pipeline"

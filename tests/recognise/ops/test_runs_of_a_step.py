@@ -59,9 +59,7 @@ def test_microbatches_are_numbered_on_through_the_runs_of_a_step(name: str, chun
     plans = [run.schedule.plan_of(step) for step in range(3)]
     assert [plan and plan.num_microbatches for plan in plans] == [8, 12, 8]
     assert run.schedule.mismatches == ()
-    assert (
-        "step 0, 2 has another number of microbatches: compared with more or fewer runs of its schedule" in run.warnings
-    )
+    assert "step 1 has another number of microbatches: compared with more or fewer runs of its schedule" in run.warnings
     messages = run.comms[run.comms["axis"] == "pp"]
     assert set(messages.loc[messages["step"] == 0, "microbatch"]) == set(range(8))
     assert (messages["match"] >= 0).all()

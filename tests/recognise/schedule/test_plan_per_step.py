@@ -83,6 +83,12 @@ def test_each_step_follows_the_schedule_with_its_own_number_of_microbatches(
     assert any("has another number of microbatches: compared with" in line for line in report.warnings)
 
 
+def test_the_number_of_microbatches_is_that_of_most_steps_and_the_others_are_named() -> None:
+    report = analyse(traces_of(WithStepRanges(), runs_of("1f1b", [6, 4, 6, 4, 4], 1))).report
+    assert report.schedule.num_microbatches == 4
+    assert any("step 4, 6 has another number of microbatches: compared with" in line for line in report.warnings)
+
+
 def ops_and_plan(rank: RankStep, run: PaperRun) -> tuple[list[Op], list[Op]]:
     """The ops of a rank, which are a part of the plan's, and those."""
     ops = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
