@@ -111,7 +111,7 @@ def _are_within_stages(separated: Separated, chains: Sequence[tuple[int, ...]]) 
     """Return whether the messages that are between no two ops are all between ranks of one stage."""
     place = {rank: place for chain in chains for place, rank in enumerate(chain)}
     return all(
-        place.get(peer) == place[rank]
+        rank in place and place.get(peer) == place[rank]
         for rank, by_kind in separated.others.items()
         for messages in by_kind.values()
         for peer in np.unique(messages.peer).tolist()
