@@ -59,7 +59,7 @@ def explain_nulls(
     yield from _ranks_outside_steps(run, steps)
     yield from _ranks_that_lack_ops(run, steps)
     yield from _odd_steps(steps)
-    yield from _unknown_bubbles(run, steps)
+    yield from _unknown_bubbles(run, clock, steps)
     is_known = any(rank.bubble_ns is not None for step in steps for rank in step.ranks)
     if is_known and not is_message.any() and any(len(pipeline) > 1 for pipeline in mesh.pipelines):
         yield "no messages between stages in these traces: transfers cannot be separated from waiting, and count as bubble"
@@ -273,7 +273,7 @@ def _ranks_that_lack_ops(run: RecognisedRun, steps: Sequence[StepReport]) -> Ite
         )
 
 
-def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
+def _unknown_bubbles(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> Iterator[str]:
     unknown = _without_bubble(steps)
     if not unknown:
         return
@@ -284,6 +284,8 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
     is_group_known = any(getattr(run.mesh, axis, None) is not None for axis in lacking["axis"].unique())
     if _losing(run).issuperset(numbers):
         why = "the ranks on the other side of their messages lost kernels"
+    elif clock.early_ends and not rows_among(lacking["kind"], P2P).any():
+        why = "the recorded ends of some messages or collectives are before their other side has begun"
     elif len(lacking) and not rows_among(lacking["kind"], P2P).any():
         why = "other members of their collectives have no trace, or are unknown"
         if run.framework == OP_TABLE and not is_group_known:

@@ -308,6 +308,11 @@ def test_unknown_bubbles_are_told_with_the_reason_and_the_communication_that_is_
         (line,) = those_with("bubble and exposed", lines_of(replace(run, work=work), one_of_two))
         assert "of rank 1 are not known in step 0: " in line
         assert f"{why}, so that" in line
+    early = replace(ONE_CLOCK, early_ends={1: np.array([5])})
+    ends = "the recorded ends of some messages or collectives are before their other side has begun"
+    for rows, why in (([message(1, 0, match=4)], ends), ([call], ends), ([message(1, 0)], other_side)):
+        (line,) = those_with("bubble and exposed", lines_of(run_of(comms=rows), one_of_two, early))
+        assert f"{why}, so that" in line
     unseen = [step_of(rank_step(1, None, waiting(total=None)))]
     (line,) = those_with("bubble and exposed communication of rank", lines_of(run_of(), unseen))
     assert line.endswith("separated from transfer")

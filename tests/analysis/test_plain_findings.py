@@ -67,6 +67,18 @@ def test_the_rank_that_others_wait_for_is_named_with_what_it_does_meanwhile() ->
     assert found.evidence["reason"] == LAST_TO_COLLECTIVES
 
 
+@pytest.mark.parametrize(("waited", "gain"), [(0, 30), (10, 20), (40, None), (None, None)])
+def test_a_rank_that_waited_for_messages_is_late_for_these(waited: int | None, gain: int | None) -> None:
+    """As the first stage of a pipeline that is not recognised, whose last backward comes last."""
+    wait_ns = None if waited is None else waited * MS
+    received, sent = (
+        CommSummary("pp", kind, 1, 8, 50 * MS, wait, None, None, None, None, None)
+        for kind, wait in (("recv", wait_ns), ("send", 99 * MS))
+    )
+    found = findings_of(*[step_of(rank_of(0, 2, 30, comms=(received, sent)), rank_of(1, 2, 0))] * 2)
+    assert [finding.gain_ns for finding in found] == ([] if gain is None else [gain * MS])
+
+
 def test_a_rank_that_computes_longer_comes_last_for_that() -> None:
     (found,) = findings_of(*[step_of(rank_of(0, 2, 0), rank_of(1, 2, 20, compute_ns=50 * MS))] * 2)
     assert found.detail.endswith("; look at the compute of rank 1: 50.0 ms a step, of the others 30.0")

@@ -23,7 +23,7 @@ from pptrace.analysis.result import Finding, RankStep, Severity, StepReport, typ
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, is_noise
 from pptrace.model.device_idle import SyncSummary
 from pptrace.model.known import all_known
-from pptrace.model.tables import Int64
+from pptrace.model.tables import MESSAGES, Int64
 
 BETWEEN_OPERATORS = "time between operators"
 LAST_TO_COLLECTIVES = "waiting for the last to the collectives"
@@ -202,12 +202,12 @@ def communicating_ns(rank: RankStep) -> int | None:
 def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Iterator[Finding]:
     """The rank that others wait for, and what steps would get back if it came when the next one does."""
     numbers = sorted({rank.rank for step in steps for rank in step.ranks})
-    if len(numbers) < 2 or not any(rank.late_ns for step in steps for rank in step.ranks):
+    if len(numbers) < 2 or not any(_late_by_itself(rank) for step in steps for rank in step.ranks):
         return
     lost = np.zeros((len(steps), len(numbers)), dtype=np.int64)
     for row, step in enumerate(steps):
         for rank in step.ranks:
-            lost[row, numbers.index(rank.rank)] = rank.late_ns or 0
+            lost[row, numbers.index(rank.rank)] = _late_by_itself(rank)
     most = _clearly_last(lost)
     if most is not None:
         of_steps, number = lost[:, most], numbers[most]
@@ -243,6 +243,14 @@ def _clearly_last(lost: Int64) -> int | None:
     return most if recurs and lost[:, most].sum() >= _MOST_OF_IT * lost.sum() else None
 
 
+def _late_by_itself(rank: RankStep) -> int:
+    """How long others waited in collectives for a rank, ns, without what it waited for messages itself; 0 where that is not
+    known: a stage of a pipeline that is not recognised comes last where its turn does.
+    """
+    waits = all_known(comm.wait_ns for comm in rank.comms if comm.kind in MESSAGES and comm.kind != "send")
+    return 0 if waits is None else max((rank.late_ns or 0) - sum(waits), 0)
+
+
 def _waited_by_the_mean_rank(step: StepReport) -> int:
     """Time for which the mean rank of a step waits in collectives, ns; the whole step where it is not known of all."""
     waits = [[comm.wait_ns for comm in rank.comms if comm.wait_ns is not None] for rank in step.ranks]
@@ -264,7 +272,7 @@ def _instead(steps: Sequence[StepReport], number: int, late_ns: float) -> str:
 IDLE_FIGURES: Mapping[str, Callable[[RankStep], int | None]] = {
     **{words.phrase: idle_in_range(kind) for kind, words in IDLE_WORDS.items()},
     BETWEEN_OPERATORS: between_operators_ns,
-    LAST_TO_COLLECTIVES: lambda rank: rank.late_ns,
+    LAST_TO_COLLECTIVES: _late_by_itself,
 }
 """Figures of a rank, ns, by the reason of the finding on them."""
 _INSTEAD: Mapping[str, Callable[[RankStep], int | None]] = {

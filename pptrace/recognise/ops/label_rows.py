@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.marks import P2P
 from pptrace.model.categories import category_of_codes
@@ -78,31 +80,94 @@ def tables_of_labels(
     calls: pd.DataFrame,
     phases: LabelledPhases,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """OPS and COMMS. Ops last as long as the kernels that they launched, or the operators that ran in them; those that nothing
-    else shows begin when their message had been waited for.
+    """OPS and COMMS. Ops last as long as the kernels that they launched, or the operators that ran in them, from when their
+    message had been waited for; those that nothing else shows begin then.
     """
     ranges, actions = labelled.ranges, labelled.in_time_order()
     is_message = IS_MESSAGE[ranges.kind][actions["range"]]
     ops, moved = actions.where(~is_message), actions.where(is_message)
     of_ops = ranges.where(ops["range"])
-    work = launches.spans(of_ops.start_ns, of_ops.end_ns, communication=False)
-    ran, start, end = computing_spans(events, of_ops.thread, of_ops.start_ns, of_ops.end_ns)
-    start = np.where(ran, start, np.minimum(np.maximum(start, 0), end))
-    start, end = np.where(work.launched, work.start_ns, start), np.where(work.launched, work.end_ns, end)
-    is_shown = work.launched | ran
     readers, messages = _readers(ops, moved), CarriedMessages(events, calls)
     arrivals = messages.arrivals(ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]])
-    # An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the second
-    # half of an overlapped pair waits after operators of the first.
-    begin = np.append(start + (end - start) * ops["part"] // ops["parts"], 0)[readers]
-    waits_inside = np.append(~is_shown | (ops["part"] > 0) | (ops["second_kind"] >= 0), False)[readers]
-    read_at = np.where(waits_inside, arrivals, np.minimum(arrivals, begin))
-    reading = (np.append(of_ops.start_ns, _NOBODY)[readers], arrivals, np.where(arrivals < 0, begin, read_at))
-    comms = _comms(ranges, moved, reading, launches, messages)
     is_read = (readers >= 0) & (arrivals >= 0)  # when the last message of an op had been waited for
-    arrived = reduce_groups(np.maximum, arrivals[is_read], readers[is_read], len(ops))
+    posted, arrived = (
+        reduce_groups(np.maximum, times[is_read], readers[is_read], len(ops))
+        for times in (ranges.start_ns[moved["range"]], arrivals)
+    )
+    # The second half of an overlapped pair waits after operators of the first.
+    is_shared = (ops["part"] > 0) | (ops["second_kind"] >= 0)
+    whole = _computing(events, launches, of_ops)
+    computing, late = _behind_waits(whole, (posted, np.where(is_shared, -1, arrived)), events, launches, of_ops)
+    start, end, is_shown = computing.start_ns, computing.end_ns, computing.is_shown
+    # An op may wait inside its range, which then begins before its message is there.
+    begin = np.append(start + (end - start) * ops["part"] // ops["parts"], 0)[readers]
+    waits_inside = np.append(~is_shown | is_shared | late, False)[readers]
+    read_at = np.where(waits_inside, arrivals, np.minimum(arrivals, begin))
+    asked = np.append(of_ops.start_ns, _NOBODY)[readers]
+    computes_before = np.append(late, False)[readers] & (arrivals >= 0)
+    asked[computes_before] = _last_ends(
+        events, of_ops.thread[readers[computes_before]], asked[computes_before], arrivals[computes_before]
+    )
+    reading = (asked, arrivals, np.where(arrivals < 0, begin, read_at))
+    comms = _comms(ranges, moved, reading, launches, messages)
     start = np.where(is_shown, start, np.minimum(np.maximum(start, arrived), end))
-    return _ops(labelled, ops, source, (start, end, work.launched), phases), comms
+    return _ops(labelled, ops, source, (start, end, computing.launched), phases), comms
+
+
+class _Computing(Struct, frozen=True):
+    """From when to when each op computed: on its device where it ``launched`` anything, else its operators; if either
+    ``is_shown``, else its range.
+    """
+
+    start_ns: Int64
+    end_ns: Int64
+    launched: Bool
+    is_shown: Bool
+
+
+def _computing(events: Events, launches: LaunchIndex, ranges: Ranges) -> _Computing:
+    work = launches.spans(ranges.start_ns, ranges.end_ns, communication=False)
+    ran, start, end = computing_spans(events, ranges.thread, ranges.start_ns, ranges.end_ns)
+    start = np.where(ran, start, np.minimum(np.maximum(start, 0), end))
+    start, end = np.where(work.launched, work.start_ns, start), np.where(work.launched, work.end_ns, end)
+    return _Computing(start, end, work.launched, work.launched | ran)
+
+
+def _behind_waits(
+    whole: _Computing, messages: tuple[Int64, Int64], events: Events, launches: LaunchIndex, ranges: Ranges
+) -> tuple[_Computing, Bool]:
+    """(the times without what ran before the op's message was there, such as copies of gathered parameters; which ops ran any).
+
+    The receive of an op that posts it after the larger part of its own compute lies in the op, whose times stay.
+
+    Args:
+        whole: the times in all of the ranges.
+        messages: when the op's last message was posted, and when it had been waited for.
+    """
+    posted, arrived = messages
+    late = whole.is_shown & (whole.start_ns < arrived) & (arrived < np.minimum(whole.end_ns, ranges.end_ns))
+    rows = np.flatnonzero(late)
+    if not len(rows):
+        return whole, late
+    behind = _computing(events, launches, replace(ranges.where(rows), start_ns=arrived[rows]))
+    late[rows] = behind.launched | ~whole.launched[rows]  # else all was launched before the message was there
+    start = whole.start_ns.copy()
+    begins = late[rows] & (posted[rows] - start[rows] < whole.end_ns[rows] - behind.start_ns)
+    start[rows[begins]] = behind.start_ns[begins]
+    return replace(whole, start_ns=start), late
+
+
+def _last_ends(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:
+    """The end of the last operator or range, messages apart, that ended in each stretch of a thread; its start without any."""
+    last = starts_ns.copy()
+    is_message = events.named(_GLOO)[events.name_id]
+    others = np.flatnonzero(events.is_of(Category.CPU_OP, Category.ANNOTATION) & ~is_message)
+    for thread, rows in events.rows_by_thread(others).items():
+        chosen = np.flatnonzero(threads == thread)
+        ended = np.append(_NOBODY, np.sort(events.ends_of(rows)))
+        before = ended[np.searchsorted(ended, ends_ns[chosen], side="right") - 1]
+        last[chosen] = np.maximum(last[chosen], before)
+    return last
 
 
 def _readers(ops: Slice, moved: Slice) -> Int64:

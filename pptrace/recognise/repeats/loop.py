@@ -143,7 +143,8 @@ def _steps_of(events: Events, marks: Rows, name: str) -> RepeatedSteps:
     following = np.append(events.start_ns[nodes], np.iinfo(np.int64).max)[num_nodes[last]]
     cuts = _behind_evaluation(events, cuts, outermost, following)
     what = f"{counted(length, 'call')} of {name}"
-    return RepeatedSteps(cuts[:-1], cuts[1:], what=what, boundary=f"the end of one {name} to the end of the next")
+    boundary = f"the end of one {name} to the end of the next"
+    return RepeatedSteps(cuts[:-1], cuts[1:], what=what, boundary=boundary, of_optimizers=True)
 
 
 def _num_in_turn(tokens: Int64, num_nodes: Int64) -> int | None:
@@ -207,7 +208,7 @@ def _on_device(steps: RepeatedSteps, work: DeviceWork) -> RepeatedSteps:
     if (np.diff(bounds) <= 0).any():
         return RepeatedSteps(reason="the optimizer's steps launch nothing")
     boundary = "the first work of one to the first work of the next"
-    return RepeatedSteps(bounds[:-1], bounds[1:], True, steps.what, boundary=boundary)
+    return RepeatedSteps(bounds[:-1], bounds[1:], True, steps.what, boundary=boundary, of_optimizers=True)
 
 
 _BEGINS = re.compile(r"StreamBeginCapture")

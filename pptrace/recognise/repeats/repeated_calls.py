@@ -117,7 +117,8 @@ class RepeatedSteps(Struct, frozen=True, eq=False):
 
     ``what`` describes a step, ``boundary`` from where to where it goes, if that is not what it repeats.
     ``reason`` is why there are none, "" where there are, or where nothing was looked for.
-    ``has_graphs``: CUDA graphs were launched. ``spans`` are other ranges in the steps, such as optimizers (schema OPS).
+    ``has_graphs``: CUDA graphs were launched. ``of_optimizers``: they are what lies between updates. ``spans`` are other ranges
+    in the steps, such as optimizers (schema OPS).
     """
 
     start_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -127,6 +128,7 @@ class RepeatedSteps(Struct, frozen=True, eq=False):
     reason: str = ""
     has_graphs: bool = False
     boundary: str = ""
+    of_optimizers: bool = False
     spans: pd.DataFrame = field(default_factory=lambda: empty_table(OPS))
 
     def __len__(self) -> int:

@@ -181,8 +181,8 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
     """Add the steps that repetition tells, where the ops of all ranks tell none; with a line.
 
     Ranks of one run take the same number of steps: where they differ, which belong together is unknown, and there are none.
-    Neither are there, without graphs, where messages may be those of a pipeline that was not recognised, whose steps would pass
-    for those of a plain loop.
+    Neither are there, without graphs or optimizers on all ranks, where messages may be those of a pipeline that was not
+    recognised: what repeats may be a microbatch.
 
     Args:
         ops: of all ranks.
@@ -190,7 +190,8 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
     if rows_among(ops["kind"], (*COMPUTE_KINDS, "STEP")).any():
         return ops, ()
     has_graphs = any(recognised.repeats.has_graphs or recognised.capturing for recognised in ranks)
-    if not has_graphs and any(map(_may_be_of_a_pipeline, ranks)):
+    are_updates = all(recognised.repeats.of_optimizers for recognised in ranks)
+    if not has_graphs and not are_updates and any(map(_may_be_of_a_pipeline, ranks)):
         return ops, ()
     counts = {len(recognised.repeats) for recognised in ranks}
     if counts == {0} or not counts:

@@ -424,6 +424,21 @@ def test_rings_inside_ops_and_a_pipeline_are_told_by_the_distance_of_their_ranks
     assert any(f"ranks that are not {apart} apart are inside ops: 24 from rank 0" in line for line in run.warnings)
 
 
+def test_messages_with_ranks_of_no_pipeline_are_not_those_of_context_parallelism() -> None:
+    """Ranks 0 and 2, which run no backward, exchange messages with those of a pipeline, and none with each other."""
+    pipeline = Program(build("1f1b", 2, 4), 3, order=(1, 3), partner=-1)
+    traces = pipeline.traces()
+    for number in (0, 2):
+        program = Program(build("1f1b", 1, 4), 3, order=(number,), partner=1)
+        rank = _Rank(program, run_on_paper(program.plan, lambda _: SLOT, latency=700), 0, program.order)
+        rank.trace()
+        forwards = [event for event in rank.events if not event.name.startswith("autograd")]
+        traces.append(rank.with_peers(make_trace(forwards, number)))
+    run = recognise(sorted(traces, key=lambda trace: trace.rank or 0))
+    assert check_never_wrong(pipeline, run) == len(pipeline.truth)
+    assert "cp" not in set(run.comms["axis"])
+
+
 @pytest.mark.parametrize(("size", "microbatches"), [(8192, 5), (512, 5), (2048, 1)])
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (0,), (1,), (2,)])
 def test_gradients_are_of_inputs_and_may_have_another_dtype(

@@ -181,9 +181,10 @@ def test_updates_that_differ_say_why_there_are_no_steps() -> None:
     assert why in report.warnings
 
 
-def test_ranks_that_exchange_messages_have_no_steps_of_a_plain_loop() -> None:
-    """They may be a pipeline that was not recognised."""
-    sender, receiver = (recognise_rank(trace_of(STEP * 6, rank)) for rank in range(2))
-    assert len(recognise_ranks([sender, receiver]).ops) > 0
-    sent = table_of(CALLS, [{"kind": "send"}], -1)
-    assert not len(recognise_ranks([replace(sender, calls=sent), receiver]).ops)
+def test_ranks_that_exchange_messages_have_the_steps_of_their_optimizers_and_none_of_what_else_repeats() -> None:
+    """They may be a pipeline that was not recognised, whose microbatches repeat too."""
+    for letters, has_steps in ((STEP, True), ("FLBCUU", False)):
+        sender, receiver = (recognise_rank(trace_of(letters * 6, rank)) for rank in range(2))
+        assert len(recognise_ranks([sender, receiver]).ops) > 0
+        sent = table_of(CALLS, [{"kind": "send"}], -1)
+        assert (len(recognise_ranks([replace(sender, calls=sent), receiver]).ops) > 0) is has_steps

@@ -1,5 +1,5 @@
 """Steps that repetition tells of ranks that exchange messages, as rings of context parallelism do; of a pipeline that is not
-recognised they stay unknown.
+recognised its optimizers alone tell them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from pptrace.model.tables import COMM_ARGS
 from pptrace.model.traces import Category, Trace
-from tests.support.analysed import recognise
+from tests.support.analysed import analyse, recognise
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace
 from tests.support.tables import table_of
 
 STEP = 100_000
 
 
-def trace_of(rank: int, messages: list[tuple[str, int]], num_steps: int = 4) -> Trace:
+def trace_of(rank: int, messages: list[tuple[str, int]], num_steps: int = 4, update: str = "SGD.step") -> Trace:
     """A rank's steps: three operators that compute, a node of autograd's engine and an update, with messages at these times."""
     events, rows = [], []
 
@@ -28,7 +28,8 @@ def trace_of(rank: int, messages: list[tuple[str, int]], num_steps: int = 4) -> 
         for index in range(3):
             add(Category.CPU_OP, "aten::mm", at + 10_000 * index, 8_000)
         add(Category.CPU_OP, "autograd::engine::evaluate_function: MmBackward0", at + 40_000, 8_000)
-        add(Category.ANNOTATION, "Optimizer.step#SGD.step", at + 60_000, 5_000)
+        if update:
+            add(Category.ANNOTATION, f"Optimizer.step#{update}", at + 60_000, 5_000)
         add(Category.CPU_OP, "aten::_foreach_add_", at + 60_100, 4_000)
         for kind, when in messages:
             add(Category.CPU_OP, "c10d::send" if kind == "send" else "c10d::recv_", at + when, 10)
@@ -51,8 +52,17 @@ def test_steps_of_ranks_that_only_exchange_are_those_that_repeat() -> None:
     assert any(line.startswith("nothing marks the steps: 3 steps from what repeats") for line in run.warnings)
 
 
+@pytest.mark.parametrize("update", ["SGD.step", ""])
 @pytest.mark.parametrize("messages", [[*EXCHANGE, ("send", 50_000)], [("send", 8_200), ("recv", 18_400)]])
-def test_steps_stay_unknown_where_compute_may_read_a_message_and_make_the_next(messages: list[tuple[str, int]]) -> None:
+def test_where_compute_may_read_a_message_and_make_the_next_optimizers_alone_tell_the_steps(
+    messages: list[tuple[str, int]], update: str
+) -> None:
     answers = [("recv" if kind == "send" else "send", at) for kind, at in messages]
-    run = recognise([trace_of(0, messages), trace_of(1, answers)])
-    assert not (run.ops["kind"] == "STEP").any()
+    analysed = analyse([trace_of(rank, sides, 5, update) for rank, sides in enumerate((messages, answers))])
+    report = analysed.report
+    assert len(report.steps) == (4 if update else 0)
+    for step in report.steps:
+        assert (step.length_ns, step.has_pipeline) == (STEP, False)
+        assert [rank.compute_ns for rank in step.ranks] == [36_000] * 2
+        assert all(rank.exposed_comm_ns is not None for rank in step.ranks)
+    assert any("forward or backward of a microbatch recognised" in line for line in report.warnings)
