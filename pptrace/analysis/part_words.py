@@ -143,7 +143,12 @@ WORDS: Mapping[str, PartWords] = {
         "what was posted behind them waited",
         advice="post receives later, as `pptrace whatif --repair-order` orders them",
     ),
-    INTERACTION: PartWords("interaction", "shared by several causes", "comes back only without several"),
+    INTERACTION: PartWords(
+        "interaction",
+        "shared by several causes",
+        "comes back only without several",
+        advice="see why the ops of that stage take longer, in what stages compute",
+    ),
     "unexplained": PartWords(
         "unexplained",
         "unexplained",

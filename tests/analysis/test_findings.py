@@ -11,7 +11,7 @@ from pptrace.analysis.findings.plain import with_synchronisations
 from pptrace.analysis.findings.root_causes import STRAGGLER
 from pptrace.analysis.findings.steps import findings_of_series
 from pptrace.analysis.result import Finding, MissingEvidence, PhaseSummary, RankStep, Severity, StepReport
-from pptrace.analysis.stragglers.detectors import Study
+from pptrace.analysis.stragglers.detectors import Noise, Study
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
@@ -115,6 +115,29 @@ def test_a_stage_of_long_ops_that_compute_as_much_as_others_is_no_heavier() -> N
     for part, expected in ((29, {"host": 400}), (30, {"host": 400, "imbalance": 300})):
         steps = on_devices(steps_with(Cause("imbalance", {"stage": 1}, part), Cause("host", {}, 400)))
         assert gains_of(find(steps, SCHEDULE, Study(gains=gains))) == expected
+
+
+@pytest.mark.parametrize(
+    ("shared", "gain", "slow", "imbalance", "is_found"),
+    [
+        (200, 60, ("stage", 1), 2, True),
+        (40, 60, ("stage", 1), 2, False),
+        (200, 40, ("stage", 1), 2, False),
+        (200, 60, ("stage", 2), 2, False),
+        (200, 60, ("stage", 1), 60, False),
+    ],
+)
+def test_a_heavy_stage_whose_cost_others_hide_is_a_finding_on_what_is_shared(
+    shared: int, gain: int, slow: tuple[str, int], imbalance: int, is_found: bool
+) -> None:
+    """Spreading its work would gain nothing, as other ranks are late anyway; without its excess a step is shorter."""
+    steps = steps_with(Cause("imbalance", {"stage": 1}, imbalance), Cause("interaction", {}, shared))
+    noise = Noise(frozenset({slow}))
+    found = find(steps, SCHEDULE, Study(gains={("stage", 1): np.full(4, gain)}, noise=noise))
+    of_shared = [finding for finding in found if finding.evidence["cause"] == "interaction"]
+    assert [(one.gain_ns, one.evidence["where"], one.evidence["share"]) for one in of_shared] == [
+        (60, {"stage": 1}, 0.2)
+    ] * is_found
 
 
 @pytest.mark.parametrize(

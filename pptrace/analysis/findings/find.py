@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from pptrace.analysis.stragglers.communication import LATE_MEMBER
 from pptrace.analysis.stragglers.detectors import Study
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, LEAST_SHARE, Reason, is_noise
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
-from pptrace.analysis.whole_run import LATE_OPS, Cause, StepSeries
+from pptrace.analysis.whole_run import INTERACTION, LATE_OPS, Cause, StepSeries
 from pptrace.model.tables import Int64
 
 _ANYWHERE = ("jitter", "communication", LATE_OPS, "unexplained")
@@ -103,17 +103,19 @@ def find(
     ]
     has_sequences = any(reason.name == LONG_SEQUENCES for reason in study.reasons)
     waited_for = [reason.where for reason in study.reasons if reason.name == LATE_MEMBER]
-    named = []
+    alone = SLOW_RANK_ALIKE if any(STRAGGLER in kinds.findings for kinds in missing) else ""
+    named: list[Finding] = []
     for finding in filter(None, candidates):
         cause, where = finding.evidence["cause"], finding.evidence["where"]
         by_chance = study.noise is not None and study.noise.explains(cause, where, finding.gain_ns or 0)
         is_of_sequences = cause == "jitter" and not where and has_sequences  # the work of the long ones is no loss
         if by_chance or is_of_sequences or (cause == "straggler" and where in waited_for):
             continue
-        if cause == "imbalance" and where and any(STRAGGLER in kinds.findings for kinds in missing):
-            finding = replace(finding, detail=f"{finding.detail}{SLOW_RANK_ALIKE}")
+        if cause == "imbalance" and where:
+            finding = replace(finding, detail=f"{finding.detail}{alone}")
         finding = _with_axes(finding, explained, losses.get("communication"))
         named.append(with_synchronisations(with_idle_spans(finding, explained), explained))
+    named += [replace(finding, detail=f"{finding.detail}{alone}") for finding in _shared(losses, shares, study, named)]
     structural = [_structural(losses["structural"], shares, schedule)] if "structural" in losses else []
     structural = [finding for finding in structural if finding.evidence["share"] >= _LEAST_FILL]
     unordered = (*of_reasons, *named, *of_series, *others, *structural)
@@ -201,6 +203,29 @@ def _finding(loss: _Loss, shares: Shares, gains: Mapping[Place, Int64]) -> Findi
         spread = f"{loss.mean / 1e6:,.1f} ms a step if its work were spread over all stages, {others}"
         advice = f"{spread if loss.name == 'imbalance' else others}: {advice}"
     return finding_of(of_steps, f"{cause.capitalize()}: {words} {takes or texts.takes}", advice, evidence)
+
+
+def _shared(losses: Mapping[str, _Loss], shares: Shares, study: Study, found: Sequence[Finding]) -> Iterator[Finding]:
+    """The finding on what is shared by several causes, where the slowest stage is one of them and has no finding of its own: what
+    it costs more comes back where it costs what the others do, though not where its work is spread over stages that wait.
+    """
+    shared, least = losses.get(INTERACTION), LEAST_ANYWHERE * shares.mean_ns
+    if shared is None or shared.mean < least or any("stage" in finding.evidence["where"] for finding in found):
+        return
+    for place, of_steps in study.gains.items():
+        gain = int(of_steps.sum()) // len(of_steps)
+        is_sure = study.noise is not None and place in study.noise.slow and not is_noise(of_steps)
+        if place[0] == "stage" and is_sure and gain >= least:
+            words, share = shares.text(INTERACTION, shared.mean)
+            title = f"Interaction: {words} is shared by several causes, one of them stage {place[1]}, which costs more"
+            spread = losses["imbalance"].mean if "imbalance" in losses else 0
+            detail = (
+                f"{gain / 1e6:,.1f} ms a step if it cost what the others cost, {spread / 1e6:,.1f} if its work were spread over "
+                "ranks that are late by other causes too: see why its ops take longer, in what stages compute"
+            )
+            yield finding_of(
+                of_steps, title, detail, {"cause": INTERACTION, "where": {"stage": place[1]}, "share": share}
+            )
 
 
 def _with_axes(finding: Finding, steps: Sequence[StepReport], loss: _Loss | None) -> Finding:
