@@ -30,7 +30,7 @@ from pptrace.schedule.plan import Plan
 
 FRAMEWORK = "deepseek"
 MODULES = {"dualpipe.dualpipe": ("DualPipe", "dualpipe"), "dualpipe.dualpipev": ("DualPipeV", "dualpipe-v")}
-"""By module its class, and the registry's name of the schedule."""
+"""Classes by their module, and the registry's name of the schedule."""
 _COUNTS = {
     Kind.F: "current_f_chunk_id",
     Kind.B: "current_b_chunk_id",
@@ -109,7 +109,7 @@ class DualPipeHooks:
             self._pass.end()
 
     def _action(self, kind: Kind, pipeline: Any, phase: int) -> Action:
-        """What the pipeline does next of a kind in a phase."""
+        """Return what the pipeline does next of a kind in a phase."""
         direction = int(phase ^ bool(getattr(pipeline, "is_in_second_half", False)))
         rank, num_ranks = int(pipeline.rank), int(pipeline.num_ranks)
         count = getattr(pipeline, _COUNTS[Kind.B if kind is Kind.I else kind])[direction]

@@ -158,6 +158,6 @@ def test_what_has_the_order_of_chunks_alone_is_no_interleaved_pipeline(
     pool.run(train_by_hand, loop, str(tmp_path), world=4, timeout_s=120)
     report = load([tmp_path]).report
     assert (report.schedule.name, report.mesh.vpp) == ("unknown", None)
-    assert not any(step.has_pipeline for step in report.steps), "those of a ring, whose ranks only exchange, have none"
-    assert bool(report.steps) is (loop == "ring")
+    assert report.steps, "the optimizers tell them"
+    assert not any(step.has_pipeline for step in report.steps)
     assert any(reason in line for line in report.warnings), report.warnings

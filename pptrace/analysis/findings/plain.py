@@ -244,7 +244,7 @@ def _clearly_last(lost: Int64) -> int | None:
 
 
 def _late_by_itself(rank: RankStep) -> int:
-    """How long others waited in collectives for a rank, ns, without what it waited for messages itself; 0 where that is not
+    """Time for which others waited in collectives for a rank, ns, without what it waited for messages itself; 0 where that is not
     known: a stage of a pipeline that is not recognised comes last where its turn does.
     """
     waits = all_known(comm.wait_ns for comm in rank.comms if comm.kind in MESSAGES and comm.kind != "send")

@@ -213,6 +213,6 @@ def missing_evidence(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -
 
 
 def without_found(missing: Sequence[MissingEvidence], findings: Sequence[Finding]) -> tuple[MissingEvidence, ...]:
-    """What the run does not show, without slow workers where one is found all the same, by each of its stages."""
+    """Keep what the run does not show, without slow workers where one is found all the same, by each of its stages."""
     is_found = any(finding.evidence.get("reason") == SLOW_RANK for finding in findings)
     return tuple(kinds for kinds in missing if not (is_found and kinds.findings == (STRAGGLER,)))

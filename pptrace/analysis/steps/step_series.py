@@ -124,7 +124,7 @@ def _outliers(level: Sequence[StepReport]) -> Iterator[tuple[StepReport, StepRep
 
 
 def _far_above(spans: Int64) -> list[int]:
-    """Those that are far above the others, where these are enough to tell."""
+    """Steps that are far above the others, where these are enough to tell."""
     if len(spans) < FEWEST_OF_LEVEL:
         return []
     middle = float(np.median(spans))

@@ -78,7 +78,7 @@ _LOOK_AT_LINK: Mapping[bool | None, str] = {
     False: "look at the network between the two ranks, and at what else uses it",
     None: "look at the network between the two ranks and at what else uses it, or, if they are on one host, at other work on it",
 }
-"""What to do about a slow link, by whether its ranks are on one host (None: not known)."""
+"""Advice on a slow link, by whether its ranks are on one host (None: not known)."""
 
 
 def peer_bit(place: Int64 | int) -> Int64:

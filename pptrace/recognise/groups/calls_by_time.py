@@ -195,7 +195,7 @@ def _sure(
 
 
 Chosen: TypeAlias = Mapping[tuple[int, Members], Bool]
-"""By rank, and ranks of a group: the calls that are of it."""
+"""Calls that are of a group, by rank and the ranks of the group."""
 Shape: TypeAlias = tuple[int, int | None]
 """Size and stride of a group."""
 _MANY, _SHARE = 8, 0.1

@@ -33,7 +33,7 @@ USE_COLUMNS = ("kind", "hint", "backward", "bytes", "splits")
 
 
 class When(IntEnum):
-    """When a rank makes a call: in autograd's engine, before an update that comes before any backward, in forwards; else outside
+    """Time of a call in a rank's step: in autograd's engine, before an update that comes before any backward, in forwards; else outside
     of the engine, or it has none.
     """
 

@@ -19,8 +19,9 @@ from pptrace.model.tables import COMMS, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.recognise.recording import boundaries as boundaries_of_threads
 from pptrace.recognise.recording.boundaries import Boundaries
-from pptrace.recognise.recording.graph import graph_of
+from pptrace.recognise.recording.graph import Edges, RankGraph, graph_of
 from pptrace.recognise.recording.replay import Correction, corrected, join_graphs
+from pptrace.slices import Slice
 from tests.support.extent import ALL
 from tests.support.recorded_program import (
     Backward,
@@ -37,6 +38,18 @@ from tests.support.recorded_program import (
 from tests.support.synthetic import Event, make_trace
 
 COST = 4_000
+
+
+@pytest.mark.parametrize("num_host", [3, 435])
+def test_a_host_of_more_nodes_than_the_numbers_of_its_edges_hold_launched_nothing(num_host: int) -> None:
+    graph = RankGraph(host=Slice({name: np.zeros(num_host, of.dtype) for name, of in RankGraph().host.columns.items()}))
+    assert [len(column) for column in replace(graph, edges=Edges.of(np.array([0]), np.array([1]), 5)).launches] == [
+        0,
+        0,
+    ]
+    launched = replace(graph, start_ns=np.zeros(2, np.int64), end_ns=np.zeros(2, np.int64))
+    launched = replace(launched, edges=Edges.of(np.array([0, 1]), np.array([1, num_host + 1]), 5))
+    assert [column.tolist() for column in launched.launches] == [[1], [1]]
 
 
 def without(programs: Sequence[Sequence[object]], cost: int, removed: float) -> list[Events]:
