@@ -33,8 +33,8 @@ USE_COLUMNS = ("kind", "hint", "backward", "bytes", "splits")
 
 
 class When(IntEnum):
-    """Time of a call in a rank's step: in autograd's engine, before an update that comes before any backward, in forwards; else outside
-    of the engine, or it has none.
+    """Time of a call in a rank's step: in autograd's engine, before an update that comes before any backward, in forwards; else
+    outside of the engine, or it has none.
     """
 
     WITHOUT_ENGINE = -1

@@ -167,10 +167,8 @@ class RankGraph(Struct, frozen=True, eq=False):
         """(the host node at which work was launched, the number of that work), of all work of which that is known."""
         edges, num_host = self.edges, len(self.host)
         chosen = (edges.source < num_host) & (edges.target >= num_host) & (edges.target < num_host + len(self.start_ns))
-        launched = edges.target[chosen]
-        return edges.source[chosen], launched - num_host if len(
-            launched
-        ) else launched  # numbers in as few bytes as hold them
+        launched = edges.target[chosen]  # numbers in as few bytes as hold them, that of a host where there are any
+        return edges.source[chosen], launched - num_host if len(launched) else launched
 
     def split(self, values: Int64) -> tuple[Int64, Int64, Int64]:
         """Values of all nodes as those of the host, of starts and of ends."""
