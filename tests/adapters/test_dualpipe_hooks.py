@@ -60,3 +60,24 @@ def test_a_pipeline_of_another_shape_is_not_watched(hooks: Hooks) -> None:
     with pytest.raises(AttributeError, match="DualPipe has no '_weight_chunk'"):
         DualPipeHooks(module, hooks, Works(hooks), HeardSession())
     assert not hasattr(module.DualPipe.step, "__wrapped__")
+
+
+def test_a_pass_that_fails_leaves_nothing_to_the_next_one(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, session = module_of("dualpipe.dualpipev"), HeardSession()
+    plan = registry.build("dualpipe-v", PP, MICROBATCHES, 2)
+    with alone_as(0, PP):
+        DualPipeHooks(module, hooks, Works(hooks), session)
+        pipeline = module.DualPipeV()
+        monkeypatch.setattr(module.DualPipeV, "_send_backward", raise_connection_error)
+        with pytest.raises(ConnectionError, match="a peer is gone"):
+            pipeline.step(num_chunks=MICROBATCHES)
+        monkeypatch.undo()
+        pipeline.comm_ops = []
+        assert not session.recorder.open
+        session.recorder.marks.clear()
+        pipeline.step(num_chunks=MICROBATCHES)
+    assert session.words_of(OpMark) == [str(action) for action in plan.compute_actions(0)]
+
+
+def raise_connection_error(*_: object) -> None:
+    raise ConnectionError("a peer is gone")

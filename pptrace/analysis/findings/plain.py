@@ -219,7 +219,7 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
         )
         where: dict[str, int] = {"rank": number}
     else:
-        # Groups wait beside one another: no step loses more than its ranks wait.
+        # Several groups wait at the same time: no step loses more than its ranks wait.
         of_steps, where = np.minimum(lost.sum(axis=1), [_waited_by_the_mean_rank(step) for step in steps]), {}
         title = "waiting for the last rank to the collectives, now one, now another"
         detail = "look for input of uneven length, noise on the hosts, and other work on their cores"

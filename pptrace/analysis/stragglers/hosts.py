@@ -158,7 +158,6 @@ def _late_places(costs: StepMatrix) -> Int64:
         for begin, end in pairwise(costs.table.rank_ptr.tolist()):
             usual = np.median(in_most_steps[begin:end]) if end > begin else 0
             is_late = in_most_steps[begin:end] - usual >= costs.durations.mean()
-            is_late[:1] = False
             if is_late.sum() <= _MOST_LATE * (end - begin):
                 late[windows, begin:end] = np.where(
                     is_late, np.maximum(own[windows, begin:end] - round(float(usual)), 0), 0

@@ -69,7 +69,7 @@ def test_a_rank_of_which_each_stage_takes_longer_is_slow_and_not_its_stages_heav
     assert heavy.findings[0].evidence["where"] == {"stage": of_rank[0]}
     assert {one.evidence.get("reason") for one in (*clean.findings, *heavy.findings)} == {None}
     lacking = [("straggler",) in {kinds.findings for kinds in one.missing_evidence} for one in (slow, clean, heavy)]
-    assert lacking == [False, True, True], "what was found is not said to be impossible to find"
+    assert lacking == [False, True, True], "what was found is not listed as impossible to find"
 
 
 def test_single_long_ops_are_named_and_not_the_ops_that_vary_as_all_do(only_finding: Only, table: PlanTable) -> None:

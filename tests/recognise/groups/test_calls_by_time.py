@@ -153,11 +153,11 @@ def test_calls_before_the_update_are_told_apart_from_those_of_forwards(seed: int
     assert found(calls, truth, DP_AND_TP) < 560, (
         "calls of both shapes, in one part of the step for all that is known, leave some open"
     )
-    told = {
+    with_times = {
         rank: table.assign(backward=np.where(parts[rank], When.BEFORE_UPDATE, When.IN_FORWARD))
         for rank, table in calls.items()
     }
-    filled, _ = filled_of(told, job(DP_AND_TP, 4))
+    filled, _ = filled_of(with_times, job(DP_AND_TP, 4))
     assert {rank: table["group_ranks"].tolist() for rank, table in filled.items()} == truth
 
 

@@ -6,15 +6,19 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE
 from pptrace.ingest.common.rank_names import ranks_of
-from pptrace.model.tables import CALLS
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import CALLS, OPS, empty_table
 from pptrace.model.traces import Category
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
+from pptrace.recognise.groups.mesh import mesh_with_groups
 from pptrace.recognise.groups.topology import (
     Chain,
     Group,
@@ -27,9 +31,11 @@ from pptrace.recognise.groups.topology import (
     sizes_of,
 )
 from pptrace.recognise.groups.usage import When
+from pptrace.recognise.infer.locate import groups_of as groups_of_ranks
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.kernels_from_plan import match_calls
 from pptrace.recognise.messages.match import warn_unmatched
+from pptrace.recognise.rank import recognise_rank
 from tests.recognise.kineto_calls import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -45,6 +51,12 @@ from tests.support.groups import facts_of_groups, group_columns
 from tests.support.tables import table_of
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "process_group_descriptions.json"
+SCATTER = (
+    "c10d::_reduce_scatter_base_",
+    "_reduce_scatter_base",
+    "nccl:_reduce_scatter_base",
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)",
+)
 ENGINE = "autograd::engine::evaluate_function: MmBackward0"
 NAMED = {
     "EMBED": "embd",
@@ -212,9 +224,53 @@ def test_groups_that_gather_and_sum_are_those_of_gradients_where_no_others_are(
     job.call(ALL_GATHER, 1000, (1020, 1030), group_id="3", ranks=(0, 2))
     if sums:
         job.call(ALL_REDUCE, 1100, (1120, 1130), group_id="5", ranks=sums)
+    job.call(
+        (*ALL_REDUCE[:3], "void vllm::cross_device_reduce_1stage(x)"), 1200, (1220, 1230), group_id="1", ranks=(0, 1)
+    )
     axes = {group.ranks: axis for group, axis in groups_of([job]).axes.items()}
+    assert axes.pop((0, 1)) == "tp"
     assert axes.pop((0, 2)) == axis
     assert axes == ({sums: "dp"} if sums else {})
+
+
+def test_a_norm_among_gathers_and_scatters_does_not_hide_that_they_are_data_parallel() -> None:
+    job = reducing(ALL_REDUCE[3], 1, trains=True, ranks=(0, 2))
+    for at in (1000, 1100):
+        job.call(ALL_GATHER, at, (at + 20, at + 30), group_id="3", ranks=(0, 2))
+        job.call(SCATTER, at + 50, (at + 70, at + 80), group_id="3", ranks=(0, 2))
+    calls = find_calls(job.trace().events)
+    calls = calls.assign(bytes=np.where(calls["kind"] == "all_reduce", 4, 4096))
+    groups = find_groups({0: calls}, {0: job.trace().distributed}, {})
+    assert {group.ranks: axis for group, axis in groups.axes.items()} == {(0, 2): "dp"}
+
+
+def test_a_pipeline_of_all_ranks_leaves_their_group_that_of_the_world() -> None:
+    job = Rank(0, {"world_size": 2})
+    job.call(SEND, 0, (20, 30), group_id="0", group_description="default_pg", ranks=(0, 1), dst=1)
+    facts = {0: job.trace().distributed}
+    groups = find_groups({0: find_calls(job.trace().events)}, facts, {}, pipelines=[(0, 1)])
+    assert list(groups.axes.values()) == ["world"]
+
+
+def test_the_size_of_an_axis_that_messages_show_stays_where_groups_tell_another_one() -> None:
+    mesh = MeshInfo(4, pp=2, pipelines=((0, 2), (1, 3))).with_sizes({"tp": 1, "cp": 2, "dp": 1})
+    groups = Groups({}, {}, 4, {"pp": 2}, ())
+    sizes = mesh_with_groups(mesh, empty_table(OPS), groups)
+    assert [sizes.size_of(axis) for axis in ("tp", "cp", "dp")] == [None, 2, None]
+
+
+def test_calls_differ_by_whether_an_update_or_a_backward_comes_next() -> None:
+    """A call in a forward, one in the engine, one before the update, one behind it; and a message, which is behind it too."""
+    job = Rank(0, {"rank": 0, "world_size": 2})
+    for at in (0, 200, 400, 600):
+        job.add(Category.CPU_OP, "c10d::allreduce_", at, at + 20, thread=MAIN_THREAD)
+    job.add(Category.CPU_OP, ENGINE, 190, 300, thread=MAIN_THREAD)
+    job.add(Category.ANNOTATION, "Optimizer.step#SGD.step", 500, 550, thread=MAIN_THREAD)
+    job.add(Category.CPU_OP, "c10d::send", 700, 720, thread=MAIN_THREAD)
+    run = recognise_rank(job.trace())
+    (calls, *_), _ = groups_of_ranks([run.with_info(replace(run.info, rank=0))])
+    whens = [When.IN_FORWARD, When.IN_ENGINE, When.BEFORE_UPDATE, When.OUTSIDE, When.OUTSIDE]
+    assert calls[0]["backward"].tolist() == whens
 
 
 @pytest.mark.parametrize(
