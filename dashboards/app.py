@@ -222,7 +222,7 @@ def _facts(loaded: Loaded) -> list[Node]:
     schedule, clock = report.schedule, report.clock
     known = (("p", report.mesh.pp), ("m", schedule.num_microbatches), ("v", schedule.num_chunks))
     of_schedule = " ".join(f"{name}={size}" for name, size in known if size is not None)
-    plan = f"{schedule.name} · {of_schedule}" if of_schedule else schedule.name
+    plan = f"{schedule.title} · {of_schedule}" if of_schedule else schedule.title
     method = _CLOCKS.get(clock.method, clock.method)
     off = f" {uncertainty(clock.uncertainty_ns)}" if clock.uncertainty_ns else ""
     of_clock = f"method: {clock.method}; how far the ranks' clocks may differ after alignment"

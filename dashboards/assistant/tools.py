@@ -158,6 +158,7 @@ def _facts(report: Report) -> dict[str, Any]:
         "mesh": _plain(report.mesh),
         "schedule": {
             "name": schedule.name,
+            "runs": schedule.runs,
             "num_microbatches": schedule.num_microbatches,
             "num_stages": schedule.num_stages,
             "num_chunks": schedule.num_chunks,

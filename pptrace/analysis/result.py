@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 from msgspec import Struct, field
@@ -53,6 +54,19 @@ class ScheduleSummary(Struct, frozen=True):
     #: every schedule that may have run, where ranks without a trace leave that open; empty where all ranks have a trace, or one
     #: plan is certain
     candidates: tuple[ScheduleCandidate, ...] = ()
+    #: names of the schedules that most steps run one after another, where steps run several, as with gradients accumulated over
+    #: calls of a schedule: ``name`` is ``custom`` then; empty where each step runs one
+    runs: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name, or those of the runs with how often they follow each other: ``1f1b, 2 times a step``."""
+        names = [(name, len(list(times))) for name, times in groupby(self.runs)]
+        if not names:
+            return self.name
+        if len(names) == 1 and len(self.runs) > 1:
+            return f"{names[0][0]}, {names[0][1]} times a step"
+        return ", then ".join(name if times == 1 else f"{name} {times} times" for name, times in names)
 
 
 class ClockSummary(Struct, frozen=True):

@@ -26,7 +26,7 @@ def run_line(report: Report) -> str:
     """Describe in a line the run of a report: framework, ranks, schedule, steps."""
     has_pipeline = any(step.has_pipeline for step in report.steps)
     parts = [report.framework, units.counted(report.mesh.num_ranks, "rank")]
-    parts += [report.schedule.name] if has_pipeline else []
+    parts += [report.schedule.title] if has_pipeline else []
     return ", ".join([*parts, _steps_text([step.step for step in report.steps])])
 
 

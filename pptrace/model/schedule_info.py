@@ -34,9 +34,11 @@ class Candidate(Struct, frozen=True):
 class ScheduleInfo(Struct, frozen=True):
     """The plan of a run: its name, its source, and where the run differs from it, a sentence each.
 
-    ``plan_by_step``: plans of the steps with another number of microbatches (batch size ramp-up), by step: the same schedule, or
-    None where it cannot be built. ``candidates``: all schedules that fit, where ranks without a trace leave several possible or
-    had to be left out of the comparison. ``has_phases``: whether the order of ops gives the phases of ops without one.
+    ``plan_by_step``: plans of the steps with another number of microbatches (batch size ramp-up), by step: the same schedule,
+    or None where it cannot be built. ``candidates``: all schedules that fit, where ranks without a trace leave several
+    possible or had to be left out of the comparison. ``runs``: names of the schedules that most steps run one after another,
+    where steps run several, as they do to accumulate gradients over calls of a schedule. ``has_phases``: whether the order of
+    ops gives the phases of ops without one.
     """
 
     plan: Plan | None
@@ -46,6 +48,7 @@ class ScheduleInfo(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     plan_by_step: Mapping[int, Plan | None] = field(default_factory=dict)
     candidates: tuple[Candidate, ...] = ()
+    runs: tuple[str, ...] = ()
     has_phases: bool = True
 
     def plan_of(self, step: int) -> Plan | None:

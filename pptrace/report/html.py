@@ -276,7 +276,7 @@ def _has_no_pipeline(report: Report) -> bool:
 def _title(report: Report) -> str:
     """The schedule; of a run without a pipeline, the framework."""
     if not _has_no_pipeline(report):
-        return report.schedule.name
+        return report.schedule.title
     return "Training steps" if report.framework == UNLABELLED else report.framework.rpartition(".")[2]
 
 

@@ -56,7 +56,7 @@ def _header(report: Report) -> RenderableType:
     ranks = units.counted(mesh.num_ranks, "rank")
     line = Text.assemble(("framework ", "dim"), f"{report.framework} · {ranks}", f" ({axes})" if axes else "")
     if schedule.num_microbatches is not None or schedule.candidates:
-        line.append(f" · {schedule.name}", style="bold")
+        line.append(f" · {schedule.title}", style="bold")
         if schedule.num_microbatches is not None:
             line.append(f", {units.counted(schedule.num_microbatches, 'microbatch', 'microbatches')}")
         if schedule.num_stages is not None:

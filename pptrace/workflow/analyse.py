@@ -458,4 +458,5 @@ def _schedule_summary(info: ScheduleInfo, steps: Sequence[StepReport]) -> Schedu
         source=str(info.source),
         mismatches=info.mismatches,
         candidates=tuple(candidates),
+        runs=info.runs,
     )

@@ -223,6 +223,29 @@ def test_causes_are_mentioned_from_two_percent_of_the_step_on_with_their_share()
     assert structural.title == "Structural: 30.0% of the step is the fill and drain of 1f1b itself"
 
 
+def test_fill_and_drain_of_several_calls_advises_one_call() -> None:
+    several = ScheduleSummary("custom", 8, 4, 1, "recognised", (), runs=("1f1b", "1f1b"))
+    (structural,) = find([step_with(parts_ns(600, 300, 0, 0, 0, None, 0))], several)
+    assert structural.title == (
+        "Structural: 30.0% of the step is the fill and drain of the schedule in each of the 2 calls of a step"
+    )
+    assert structural.detail.startswith("one call with all 8 microbatches fills and drains once; that, or a schedule")
+
+
+@pytest.mark.parametrize(
+    ("runs", "title"),
+    [
+        ((), "custom"),
+        (("1f1b",), "1f1b"),
+        (("1f1b",) * 3, "1f1b, 3 times a step"),
+        (("gpipe", "1f1b"), "gpipe, then 1f1b"),
+        (("gpipe", "1f1b", "1f1b"), "gpipe, then 1f1b 2 times"),
+    ],
+)
+def test_the_title_of_a_schedule_names_its_runs(runs: tuple[str, ...], title: str) -> None:
+    assert ScheduleSummary("custom", 8, 4, 1, "recognised", (), runs=runs).title == title
+
+
 @pytest.mark.parametrize("name", ["jitter", "communication", "unexplained"])
 def test_what_every_run_has_some_of_is_mentioned_from_five_percent_of_the_step_on(name: str) -> None:
     def named_with(ns: int) -> list[str]:

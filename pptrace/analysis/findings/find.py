@@ -310,14 +310,18 @@ _LEAST_FILL = 0.01
 def _structural(loss: _Loss, shares: Shares, schedule: ScheduleSummary) -> Finding:
     words, share = shares.text("structural", loss.total // len(loss.of_steps))
     kinds = [] if (schedule.num_chunks or 1) > 1 else ["interleaved"]
-    kinds += [] if any(part in schedule.name for part in _OF_SPLIT_BACKWARDS) else ["zero-bubble"]
+    kinds += [] if any(part in schedule.title for part in _OF_SPLIT_BACKWARDS) else ["zero-bubble"]
     such = f" ({', '.join(kinds)})" if kinds else ""
-    name = "the order of the run's ops" if schedule.name == "custom" else schedule.name
+    name, advice = f"{schedule.name} itself", "more microbatches, or"
+    if len(schedule.runs) > 1:
+        name = f"the schedule in each of the {len(schedule.runs)} calls of a step"
+        advice = f"one call with all {schedule.num_microbatches} microbatches fills and drains once; that, or"
+    elif name == "custom":
+        name = "the order of the run's ops itself"
     return finding_of(
         loss.of_steps,
-        f"Structural: {words} is the fill and drain of {name} itself",
-        f"more microbatches, or a schedule with a smaller bubble{such}, would shrink it: pptrace whatif "
-        "says by how much",
+        f"Structural: {words} is the fill and drain of {name}",
+        f"{advice} a schedule with a smaller bubble{such}, would shrink it: pptrace whatif says by how much",
         {"cause": "structural", "where": {}, "share": share},
         Severity.INFO,
     )

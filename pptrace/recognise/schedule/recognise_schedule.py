@@ -76,20 +76,36 @@ def _compared_in_training(plan: Plan, source: PlanSource, measured: Sequence[Mea
     """The plan compared with all steps but those of evaluation, unless the plan is one of evaluation itself."""
     trains = bool((plan.table.kind != Kind.F.code).any())
     training = [step for step in measured if not only_forwards(step)] if trains else measured
-    plan_of_step, warnings = _several_times(plan, training)
-    return _without_evaluations(compare_with_plan(plan_of_step, source, training, warnings), training, measured)
+    repeated = _several_times(plan, training)
+    compared = compare_with_plan(plan, source, training) if repeated is None else _as_runs(*repeated, source, training)
+    return _without_evaluations(compared, training, measured)
 
 
-def _several_times(plan: Plan, measured: Sequence[MeasuredStep]) -> tuple[Plan, tuple[str, ...]]:
-    """(the plan, or the order of the most complete step where that runs it several times, one after another; a line on that)."""
+def _several_times(plan: Plan, measured: Sequence[MeasuredStep]) -> tuple[Plan, tuple[Plan, ...]] | None:
+    """(order of the most complete step, the plans that it runs one after another), where it runs the plan several times."""
     if not measured or (best := most_complete(measured)).num_ops <= len(plan.table.kind):
-        return plan, ()
+        return None
     order, _ = _plan_of(best)
     runs = match_runs(order) if order is not None else ()
     shape = (plan.name, plan.num_microbatches)
     if order is None or shape not in [(run.name, run.num_microbatches) for run in runs]:
-        return plan, ()
-    return order, (_line_of_runs(runs, measured),)
+        return None
+    return order, runs
+
+
+def _as_runs(order: Plan, runs: tuple[Plan, ...], source: PlanSource, measured: Sequence[MeasuredStep]) -> ScheduleInfo:
+    """The order of a step that runs plans one after another, with a line on that; steps that repeat an op are not compared."""
+    lines = [_line_of_runs(runs, measured)]
+    if repeated := {step.step for step in measured if _repeats_ops(step)}:
+        lines.append(f"step {as_ranges(repeated)} has an op of one microbatch twice: not compared")
+    comparable = [step for step in measured if step.step not in repeated]
+    compared = compare_with_plan(order, source, comparable, tuple(lines))
+    steps = [step.step for step in comparable]
+    usual = compared.usual_num_microbatches(steps)
+    plans = (plan for plan in map(compared.plan_of, steps) if plan is not None and plan.num_microbatches == usual)
+    plan = next(plans, order)
+    usual_runs = runs if plan is order else match_runs(plan) or (plan,)
+    return replace(compared, runs=tuple(run.name for run in usual_runs))
 
 
 def _without_evaluations(
@@ -125,11 +141,7 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
         line = f"the run follows {turned.name}, but its backwards run the microbatches in the opposite order"
         return compare_with_plan(turned, PlanSource.RECOGNISED, measured, (line,))
     if plan is not None and (runs := match_runs(plan)):
-        lines = [_line_of_runs(runs, measured)]
-        if repeated := {step.step for step in measured if _repeats_ops(step)}:
-            lines.append(f"step {as_ranges(repeated)} has an op of one microbatch twice: not compared")
-        comparable = [step for step in measured if step.step not in repeated]
-        return compare_with_plan(plan, PlanSource.RECOGNISED, comparable, tuple(lines))
+        return _as_runs(plan, runs, PlanSource.RECOGNISED, measured)
     closest, share = closest_to_step(best, ops, mesh)
     if closest is not None and share >= _MIN_SHARE:
         line = (

@@ -56,6 +56,7 @@ def test_microbatches_are_numbered_on_through_the_runs_of_a_step(name: str, chun
     assert [numbers(run, step) for step in range(3)] == [set(range(8)), set(range(12)), set(range(8))]
     assert run.schedule.plan is not None
     assert (run.schedule.name, run.schedule.plan.num_microbatches) == ("custom", 12)
+    assert run.schedule.runs == (name, name), "as most steps do"
     plans = [run.schedule.plan_of(step) for step in range(3)]
     assert [plan and plan.num_microbatches for plan in plans] == [8, 12, 8]
     assert run.schedule.mismatches == ()
@@ -69,9 +70,15 @@ def test_microbatches_are_numbered_on_through_the_runs_of_a_step(name: str, chun
     )
 
 
+@pytest.mark.parametrize(("runs", "usual"), [([3, 3, 2], 3), ([1, 1, 2], 1)])
+def test_the_runs_of_a_schedule_are_those_of_most_steps(runs: list[int], usual: int) -> None:
+    run = recognise(labelled(build("1f1b", 2, 4), runs))
+    assert (run.schedule.name, run.schedule.runs) == ("custom", ("1f1b",) * usual)
+
+
 def test_a_step_with_one_run_keeps_its_numbers_and_its_schedule() -> None:
     run = recognise(labelled(build("1f1b", 2, 4), [1, 1]))
-    assert run.schedule.name == "1f1b"
+    assert (run.schedule.name, run.schedule.runs) == ("1f1b", ())
     assert not any("runs of the same microbatches" in line for line in run.warnings)
 
 
