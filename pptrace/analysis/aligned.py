@@ -101,9 +101,11 @@ class AlignedRun(Struct, frozen=True, dict=True):
         Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or may be
         off by more than half the window, or a rank's times are those of launching what its device did at other times.
         """
-        seen = not any(self.lacks_work(rank, window.step) for rank in window.ranks)
-        is_too_uncertain = 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
-        return seen and self.clock.relates(window.ranks) and not is_too_uncertain
+        return not any(self.lacks_work(rank, window.step) for rank in window.ranks) and self.shares_clock(window)
+
+    def shares_clock(self, window: StepWindow) -> bool:
+        """Return whether the clocks of a window's ranks are related, to half the window at least."""
+        return self.clock.relates(window.ranks) and 2 * (self.clock.uncertainty_ns or 0) <= window.span_ns
 
     @cached_property
     def compares_without_steps(self) -> bool:

@@ -94,6 +94,20 @@ def test_the_table_of_steps_has_the_length_that_the_verdict_names_and_the_window
     assert (ranks.columns[1], ranks.rows[0][1]) == ("window ms", "90.00")
 
 
+def test_steps_of_ranks_whose_clocks_nothing_relates_are_as_long_as_each_rank_says(tmp_path: Path) -> None:
+    """Rank 1's clock is 5 s ahead, and no call of both tells by how much."""
+    profiles = []
+    for rank, ahead in enumerate((0, 5_000_000)):
+        rows = [
+            ("user_annotation", f"ProfilerStep#{step}", ahead + 1000 + 500 * step, 480 + 10 * rank, 1)
+            for step in range(3)
+        ]
+        rows += [("cpu_op", "aten::mm", ahead + start + 100, 200, 1) for *_, start, _, _ in rows]
+        profiles.append(profile_of(rows, rank, 2, deviceProperties=[], host_name=f"node{rank}"))
+    steps = report_of(tmp_path, *profiles).steps
+    assert [step.period_ns for step in steps] == [500_000, 500_000, 490_000]
+
+
 def test_ranks_that_pass_tensors_around_a_ring_compute_as_their_operators_do(tmp_path: Path) -> None:
     """Messages between a forward and a backward look like a pipeline's until it is seen that each rank sends to its next."""
     report = report_of(tmp_path, *map(_around_a_ring, (0, 1)))

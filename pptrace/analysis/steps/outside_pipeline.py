@@ -71,12 +71,7 @@ def with_periods(
     """
     if not windows:
         bounds = step_bounds(data.ops, data.work, data.clock)
-        begins = [bounds.begin_ns.get(step.step) for step in steps]
-        ends = [bounds.begin_ns.get(step.step + 1, bounds.last_end_ns(step.step)) for step in steps]
-        return tuple(
-            replace(step, period_ns=None if begin is None or end is None or end <= begin else end - begin)
-            for step, begin, end in zip(steps, begins, ends, strict=True)
-        )
+        return tuple(replace(step, period_ns=_marked_period(step, bounds, data)) for step in steps)
     inside = union([window.start_ns for window in windows], [window.end_ns for window in windows])
     lacks_ranks = num_ranks > len(data.work)
     outside = {
@@ -94,6 +89,20 @@ def with_periods(
         else step
         for step in steps
     )
+
+
+def _marked_period(step: StepReport, bounds: StepBounds, data: AlignedRun) -> int | None:
+    """The period of a step that ranges mark; where nothing relates its ranks' clocks, the longest of each rank by itself."""
+    ranks = tuple(rank.rank for rank in step.ranks)
+    # A range's own length tells to what the clocks have to be known: the times of ranks on different clocks lie anywhere.
+    if data.shares_clock(StepWindow(step.step, ranks, 0, step.span_ns or 0)):
+        begin = bounds.begin_ns.get(step.step)
+        end = bounds.begin_ns.get(step.step + 1, bounds.last_end_ns(step.step))
+        return None if begin is None or end is None or end <= begin else end - begin
+    marked = {rank: bounds.ranges_ns[step.step, rank] for rank in ranks if (step.step, rank) in bounds.ranges_ns}
+    followed = [rank for rank in marked if (step.step + 1, rank) in bounds.ranges_ns]
+    periods = [bounds.ranges_ns[step.step + 1, rank][0] - marked[rank][0] for rank in followed]
+    return max(periods or [end - begin for begin, end in marked.values()], default=0) or None
 
 
 def _with_period(
