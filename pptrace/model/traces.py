@@ -192,7 +192,7 @@ HOST_NAME = "host_name"
 """Fact: the host name as the trace's producer wrote it. Two hosts may have the same name."""
 
 COMMUNICATORS = "communicators"
-"""Fact of NCCL Inspector's files: the communicators of the rank, with their members as far as it tells them."""
+"""Fact of NCCL Inspector's files and NCCL's ranges in Nsight's: (the rank's place, size) of each of its communicators."""
 
 PARALLEL = "parallel"
 """Fact of spans: sizes of the axes, {"pp", "tp", "dp", "cp"}, and ``pp_rank`` if known; the ranks' coordinates are not known."""

@@ -125,7 +125,7 @@ def _device_events(db: Database, table: str, names: Codes, warnings: list[str]) 
         used, inverse = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
         codes = names.of(name_of(dict(zip(kinds, row, strict=True))) for row in used.tolist())
         name = codes[inverse.reshape(-1)]
-    places = (_int32_id(device), _int32_id(stream), _positive(correlation), _pid_of(global_id))
+    places = (_int32_id(device), _int32_id(stream), _positive(correlation), pid_of(global_id))
     return _complete_rows(EventColumns.of(category, name, start, end, *places), table, start, end, warnings)
 
 
@@ -137,7 +137,7 @@ def _host_calls(db: Database, table: str, names: Codes, warnings: list[str]) -> 
     start, end, global_id, correlation, ids = db.integers(table, columns)
     name = db.text_codes("StringIds", "value", ids, names, lambda text: _API_VERSION.sub("", text))
     launch = _positive(correlation) if category is Category.RUNTIME else -1
-    events = EventColumns.of(category, name, start, end, -1, _tid_of(global_id), launch, _pid_of(global_id))
+    events = EventColumns.of(category, name, start, end, -1, tid_of(global_id), launch, pid_of(global_id))
     return _complete_rows(events, table, start, end, warnings)
 
 
@@ -163,7 +163,7 @@ def _ranges(db: Database, names: Codes, warnings: list[str]) -> EventColumns:
     name = np.fromiter(map(codes.__getitem__, texts), np.int32, len(start))
     registered = np.flatnonzero(name < 0)
     name[registered] = db.text_codes("StringIds", "value", ids[registered], names)
-    of_thread = {"lane": _tid_of(global_ids), "process": _pid_of(global_ids)}
+    of_thread = {"lane": tid_of(global_ids), "process": pid_of(global_ids)}
     events = EventColumns.of(Category.ANNOTATION, name, start, end, **of_thread)
     if codes.torch_ops:
         events.category[np.isin(name, list(codes.torch_ops))] = Category.CPU_OP
@@ -185,11 +185,11 @@ def _complete_rows(events: EventColumns, table: str, start: Int64, end: Int64, w
     return events.select(np.flatnonzero(is_complete))
 
 
-def _tid_of(global_id: Int64) -> Int32:
+def tid_of(global_id: Int64) -> Int32:
     return np.where(global_id == NONE, -1, global_id & _TID).astype(np.int32)
 
 
-def _pid_of(global_id: Int64) -> Int32:
+def pid_of(global_id: Int64) -> Int32:
     return np.where(global_id == NONE, -1, global_id >> 24 & _TID).astype(np.int32)
 
 

@@ -29,10 +29,11 @@ from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import EventColumns, sorted_events
 from pptrace.ingest.common.sqlite import Database
 from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPH_NAME, GRAPHS, NVTX, read_memory, read_tables
+from pptrace.ingest.nsight.nccl_payloads import read_payloads
 from pptrace.ingest.nsight.ranks import base_ns, producer_of, ranks_of, recorded_facts, session_of
 from pptrace.marks import is_mark
 from pptrace.model.tables import MEMORY, empty_table
-from pptrace.model.traces import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
+from pptrace.model.traces import COMMUNICATORS, DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 from pptrace.nsys import (
     RECORDED_MAGIC,
@@ -129,7 +130,8 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
         pids = _rank_pids(blocks, names, facts, warnings)
         session_ns, session_facts = session_of(db)
         base, base_warnings = base_ns(db, session_ns, int(blocks[0].start_ns[0]))
-        rank_by_pid = {} if set(pids) <= set(facts) else ranks_of(db, pids)
+        payloads = read_payloads(db, names.texts)
+        rank_by_pid = {} if set(pids) <= set(facts) else ranks_of(db, pids) or payloads.rank_by_pid(pids)
         if len(pids) == 1 and (file_rank := rank_of_file_name(shown_path.name)) is not None:
             rank_by_pid = {pids[0]: file_rank, **rank_by_pid}
         producer = producer_of(db)
@@ -150,13 +152,16 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
         if len(pids) > 1:
             metadata = {ONE_CLOCK: f"{SESSION}{session_ns or shown_path}", **metadata}
         rank = rank_of_value(metadata.get("rank"))
+        rank = rank_by_pid.get(pid) if rank is None else rank
+        if places := payloads.places.get(pid):
+            metadata = {COMMUNICATORS: places, **({} if rank is None else {"rank": rank}), **metadata}
         traces.append(
             Trace(
                 path=str(shown_path),
                 format=InputFormat.NSYS_SQLITE,
-                rank=rank_by_pid.get(pid) if rank is None else rank,
+                rank=rank,
                 producer=producer,
-                events=ordered.without_comm_args,
+                events=ordered.events(payloads.comm_args(pid, ordered.without_comm_args, base)),
                 memory=memory.get(pid, empty_table(MEMORY)),
                 metadata=metadata,
                 warnings=(*(shared_warnings if index == 0 else ()), *ordered.warnings),

@@ -259,6 +259,8 @@ class _Gatherer:
             if call.of_library:
                 self._record = call
         call.kind = call.kind or name.kind
+        if name.role is Role.LIBRARY:
+            call.record = event  # where the profiler of its caller records no arguments, it alone has them
         if call.kind == name.kind:
             call.sizes.append(event)
         call.peers.append(event)

@@ -225,7 +225,10 @@ def find_calls(events: Events) -> pd.DataFrame:
 def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
     rows, kind = calls["args"], calls["kind"]
     is_send, is_recv, is_broadcast = (kind == CODE_OF_KIND[name] for name in ("send", "recv", "broadcast"))
-    source = np.where(is_recv | is_broadcast, args.numbers("src", rows), -1)
+    by_rank = np.where(
+        args.kinds(rows) > 0, rows, -1
+    )  # arguments without the name of the call have peers within the group
+    source = np.where(is_recv | is_broadcast, args.numbers("src", by_rank), -1)
     num_bytes = args.message_bytes(rows)
     shapes = np.where(args.texts("splits", rows) == "", calls["shapes"], rows)
     on_device = calls["kernel"] >= 0
@@ -244,7 +247,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "description": args.texts("group_description", rows),
         "group_ranks": args.texts("group_ranks", rows),
         "group_size": args.numbers("group_size", rows),
-        "peer": np.where(is_send, args.numbers("dst", rows), source),
+        "peer": np.where(is_send, args.numbers("dst", by_rank), source),
         "local_peer": calls["local_peer"],
         "bytes": np.where(num_bytes >= 0, num_bytes, calls["num_bytes"]),
         "seq": args.numbers("seq", rows),

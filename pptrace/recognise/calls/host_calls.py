@@ -47,6 +47,8 @@ _BLOCKING = "monitoredbarrier"
 _ONE_TENSOR = re.compile("_base_?$|_tensor$")
 """Operators of one tensor, which one work does."""
 _NOT_COMMUNICATION = RangeName(Role.NONE)
+_WITH_LOCAL_PEERS = (Role.OPERATOR, Role.LIBRARY)
+"""Roles of events whose arguments name peers by their ranks within the group."""
 
 
 def host_calls(events: Events, args: CommArgs) -> Slice:
@@ -130,7 +132,7 @@ class _Ranges(Struct, frozen=True):
             thread=thread,
             name=name,
             lasts=np.isin(roles, LASTING_ROLES),
-            peer=np.where(roles == Role.OPERATOR, np.maximum(*src_dst), peers[events.name_id[rows]]),
+            peer=np.where(np.isin(roles, _WITH_LOCAL_PEERS), np.maximum(*src_dst), peers[events.name_id[rows]]),
             args=args_rows,
             elements=args.numbers("in_elements", args_rows),
             num_bytes=args.message_bytes(args_rows),

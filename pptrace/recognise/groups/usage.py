@@ -181,18 +181,20 @@ Members = tuple[Mapping[int, pd.DataFrame], Facts, tuple[str, ...]]
 def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: Facts) -> Members:
     """Fill in the ranks of communicators whose members all have a trace and record their rank.
 
-    A process takes its place in the largest communicator for its rank where that has as many ranks as there are files: which is
-    right if all of them are in one.
+    In files of NCCL's Inspector a process takes its place in the largest communicator for its rank where that has as many ranks
+    as there are files: which is right if all of them are in one.
 
     Args:
-        calls, facts, distributed: by rank; ``facts`` name the communicators of ranks whose calls are to be filled in.
+        calls, facts, distributed: by rank; ``facts`` name the communicators of ranks whose calls are to be filled in. Those that
+            took a place for their rank say so in ``distributed``.
     """
     communicators = {
         rank: rank_facts[COMMUNICATORS]
         for rank, rank_facts in facts.items()
         if isinstance(rank_facts.get(COMMUNICATORS), Mapping)
     }
-    claimed = [rank for rank in communicators if distributed.get(rank, {}).get("rank") == rank]
+    took_place = [rank for rank in communicators if distributed.get(rank, {}).get("rank") == rank]
+    claimed = took_place or [rank for rank in communicators if facts[rank].get("rank") == rank]
     if not claimed:
         return calls, distributed, ()
     by_group: dict[str, tuple[int, dict[int, int]]] = {}  # size, and the global rank of each member by its rank in it
@@ -203,7 +205,7 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
         group: [members[position] for position in range(size)] if set(members) == set(range(size)) else []
         for group, (size, members) in by_group.items()
     }
-    if sorted(claimed) not in ranks.values():
+    if took_place and sorted(claimed) not in ranks.values():
         unsure = {rank: {} if rank in communicators else rank_facts for rank, rank_facts in distributed.items()}
         return calls, unsure, (_UNSURE,)
     known = {group: json.dumps(members) for group, members in ranks.items() if members}
