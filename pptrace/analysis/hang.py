@@ -123,6 +123,7 @@ def _calls(dump: Dump, world: set[int], starts: Mapping[tuple[int, Stream], int]
             dtype=call.dtype,
             launch=call.launch,
             since_ns=call.created_ns,
+            recorded=call.seq,
         )
         if _is_counted_here(dump, call):
             stream = made.stream(dump.rank)

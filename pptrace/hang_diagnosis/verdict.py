@@ -297,10 +297,11 @@ def _conflict(conflict: Conflict, guilty: Sequence[int]) -> str:
     ordered = sorted(parts.items(), key=lambda part: (not set(part[1]) <= set(guilty), -len(part[1])))
     descriptions = [f"{text} on {rank_text(ranks_of_text)}" for text, ranks_of_text in ordered[:_MAX_LINKS]]
     first = next(iter(calls.values()))
+    number = calls.get(conflict.stream.source, first).number
     if first.is_message:
-        name = f"message #{conflict.seq} from rank {conflict.stream.source} to rank {conflict.stream.target}"
+        name = f"message #{number} from rank {conflict.stream.source} to rank {conflict.stream.target}"
     else:
-        name = f"collective #{conflict.seq} of group {conflict.stream.group}"
+        name = f"collective #{number} of group {conflict.stream.group}"
     first_text, *other_texts = descriptions
     return f"{name} is {' but '.join([first_text, ', '.join(other_texts)]) if other_texts else first_text}"
 

@@ -32,7 +32,7 @@ class Edge:
             "waits_for": list(self.waits_for),
             "call": self.call.kind,
             "group": str(self.call.group),
-            "seq": self.call.seq,
+            "seq": self.call.number,
         }
 
 

@@ -295,6 +295,20 @@ def test_a_call_that_the_log_no_longer_holds_has_still_been_made() -> None:
     assert verdict_of([waiting, RankCalls(1, num_made={Stream(PAIR): 8})]) is None
 
 
+def test_the_number_of_a_call_is_the_one_in_the_dump() -> None:
+    sent = call("send", 0, CallState.QUEUED, PAIR, peer=1, recorded=11981)
+    diagnosis = diagnose([RankCalls(0, (sent,)), RankCalls(1, num_made={Stream(PAIR): 8})])
+    assert lines(as_json(diagnosis)) == ["rank 0 waits in send #11981 to rank 1"]
+    assert [edge["seq"] for edge in as_json(diagnosis)["edges"]] == [11981]
+    assert str(replace(sent, kind="barrier")) == "barrier #11981 of group pp"
+    other = blocking("barrier", 0, group=PAIR, recorded=7)
+    odd = diagnose([RankCalls(0, (other,)), blocked(1, "all_reduce", 0, group=PAIR, recorded=7)])
+    assert "collective #7 of group pp is" in sentence(odd)
+    half = blocked(1, "recv", 0, group=PAIR, peer=0, recorded=13694, num_bytes=4)
+    differing = diagnose([RankCalls(0, (replace(sent, num_bytes=8),)), half])
+    assert "message #11981 from rank 0 to rank 1 is" in sentence(differing)
+
+
 def test_the_lines_join_ranks_that_wait_alike() -> None:
     group = Group("0", tuple(range(64)), "default_pg")
     ranks = [blocked(rank, "barrier", 1, group=group) for rank in range(64) if rank not in (9, 11)]
