@@ -23,18 +23,14 @@ _UNRECORDED = "outside of any collective (gloo's recorder keeps no messages: it 
 
 
 class DumpedRanks(Struct, frozen=True):
-    """The dumps of a run, the ranks whose file cannot be read with the reason, and lines about files that are left out.
-
-    ``is_all`` says whether these are all dumps that the run left: a rank without one is then missing.
-    """
+    """The dumps of a run, the ranks whose file cannot be read with the reason, and lines about files that are left out."""
 
     dumps: tuple[Dump, ...]
     unreadable: Mapping[int, str]
-    is_all: bool
     warnings: tuple[str, ...] = ()
 
 
-def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
+def read_dumped_ranks(paths: Sequence[Path]) -> DumpedRanks:
     """Read the dumps of a run. What cannot be read is evidence as well, where the name says whose it is."""
     dumps: dict[int, Dump] = {}
     unreadable: dict[int, str] = {}
@@ -46,7 +42,7 @@ def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
             rank = rank_of_dump_name(path.name)
             warnings.append(str(err))
             if rank is not None:
-                unreadable[rank] = "its dump is empty" if path.stat().st_size == 0 else "its dump cannot be read"
+                unreadable[rank] = "an empty dump" if path.stat().st_size == 0 else "a dump that cannot be read"
             continue
         if dump.rank < 0:
             warnings.append(
@@ -57,7 +53,7 @@ def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
         else:
             dumps[dump.rank] = dump
     kept = {rank: why for rank, why in unreadable.items() if rank not in dumps}
-    return DumpedRanks(tuple(dumps[rank] for rank in sorted(dumps)), kept, is_all, tuple(warnings))
+    return DumpedRanks(tuple(dumps[rank] for rank in sorted(dumps)), kept, tuple(warnings))
 
 
 def diagnose_dumps(dumped: DumpedRanks) -> Diagnosis:
@@ -87,10 +83,10 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
     world = members | set(range(highest + 1))
     starts = _starts(dumped.dumps, world)
     known = {dump.rank for dump in dumped.dumps}
-    is_enough = dumped.is_all or (len(known) > 1 and 2 * len(known | dumped.unreadable.keys()) >= len(world))
+    have_most = 2 * len(known | dumped.unreadable.keys()) > len(world)
     for dump in dumped.dumps:
         if not dump.calls:
-            yield RankCalls(dump.rank, presence=Presence.EMPTY, note="its dump holds no calls")
+            yield RankCalls(dump.rank, presence=Presence.EMPTY, note="a dump without calls")
             continue
         calls = tuple(_calls(dump, world, starts))
         is_gloo = all(call.backend == "gloo" for call in dump.calls)
@@ -104,9 +100,9 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
         yield RankCalls(dump.rank, calls, num_made=made, where=where, may_wait=is_gloo)
     for rank, why in dumped.unreadable.items():
         yield RankCalls(rank, presence=Presence.EMPTY, note=why)
-    absent = Presence.EMPTY if is_enough else Presence.UNKNOWN
+    absent = Presence.EMPTY if have_most else Presence.UNKNOWN  # of few, those of others may not have been copied
     for rank in sorted(world - known - dumped.unreadable.keys()):
-        yield RankCalls(rank, presence=absent, note="there is no dump of it")
+        yield RankCalls(rank, presence=absent, note="no dump")
 
 
 def _calls(dump: Dump, world: set[int], starts: Mapping[tuple[int, Stream], int]) -> Iterator[Call]:

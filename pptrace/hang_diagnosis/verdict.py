@@ -86,7 +86,7 @@ def diagnose(ranks: Sequence[RankCalls], *, is_stuck: bool = True) -> Diagnosis:
     if is_stuck or not causes:
         causes += _by_presence(Verdict.LATE, rank_calls, waits, causes)
     hang = Hang.of(causes, waits.edges)
-    return Diagnosis(hang, "" if hang else _UNTRACED_RANKS, rank_calls)
+    return Diagnosis(hang, "" if hang else _untraced(waits), rank_calls)
 
 
 _IN_TRANSFER = (
@@ -95,9 +95,12 @@ _IN_TRANSFER = (
 _UNRECORDED = (
     "no rank waits for another in a collective; ranks may wait in messages, which gloo's recorder does not keep"
 )
-_UNTRACED_RANKS = (
-    "what the waiting ranks wait for lies on ranks of which nothing is known here: run this on all of them"
-)
+
+
+def _untraced(waits: Waits) -> str:
+    waiting = {edge.rank for edge in waits.edges}
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"{rank_text(waiting)} {verb} for {rank_text(_roots(waits))}, of which nothing is known here"
 
 
 def _mismatches(conflicts: Sequence[Conflict], waits: Waits) -> Iterator[Cause]:
@@ -238,7 +241,7 @@ def _missing(diagnosis: Diagnosis, cause: Cause) -> str:
     def describe(rank: int) -> str:
         rank_calls = diagnosis.ranks.get(rank)
         if rank_calls is None:
-            return "missing (there is no dump of it)"
+            return "missing"
         reason = f" ({rank_calls.note})" if rank_calls.note else ""
         return f"{'gone' if rank_calls.presence is Presence.GONE else 'missing'}{reason}"
 

@@ -38,14 +38,14 @@ def test_an_empty_dump_is_evidence_and_the_text_is_short(tmp_path: Path) -> None
     assert verdict(tmp_path) == ("missing", [10])
     ended = pptrace_here("hang", tmp_path)
     assert ended.out.splitlines() == [
-        "missing: rank 10 is missing (its dump holds no calls); ranks 0–9, 11–15 only wait, 1 hop away",
+        "missing: rank 10 is missing (a dump without calls); ranks 0–9, 11–15 only wait, 1 hop away",
         "  ranks 0–7, 12–15 wait in all_gather #1 of group default_pg for ranks 8–11",
         "  ranks 8, 9, 11 wait in all_reduce #6 of group mesh_tp for rank 10",
     ]
     ended = pptrace_here("analyze", tmp_path, "--no-cache")
     assert ended.out.startswith("The run hung: missing: rank 10 is missing")
     (tmp_path / "job_dump_10").write_bytes(b"")
-    assert "rank 10 is missing (its dump is empty)" in pptrace_here("hang", tmp_path).out
+    assert "rank 10 is missing (an empty dump)" in pptrace_here("hang", tmp_path).out
     (tmp_path / "job_dump_10").unlink()
     assert verdict(tmp_path) == ("missing", [10])
     assert verdict(*tmp_path.iterdir()) == ("missing", [10])
@@ -54,7 +54,11 @@ def test_an_empty_dump_is_evidence_and_the_text_is_short(tmp_path: Path) -> None
 def test_one_dump_alone_blames_nobody_whose_dump_was_not_given(tmp_path: Path) -> None:
     three_dimensions(tmp_path, 10, [])
     assert verdict(tmp_path / "job_dump_0") is None
-    assert "nothing is known here" in pptrace_here("hang", tmp_path / "job_dump_0").out
+    for rank in range(1, 16):
+        (tmp_path / f"job_dump_{rank}").unlink()
+    ended = pptrace_here("hang", tmp_path)
+    assert ended.out == ("no hang found: rank 0 waits for ranks 1–15, of which nothing is known here (read rank 0)\n")
+    assert ended.err == "pptrace: no dump of ranks 1–15: not copied, or the process had died\n"
 
 
 @pytest.mark.parametrize("backend", ["nccl", "our-backend.v1", "2ccl", "cuda:nccl"])

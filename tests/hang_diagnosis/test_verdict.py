@@ -285,7 +285,7 @@ def test_ranks_of_another_node_are_not_blamed() -> None:
     here = [blocked(rank, "barrier", 0) for rank in (0, 1)]
     diagnosis = diagnose([*here, *missing_device_events])
     assert diagnosis.hang is None
-    assert "nothing is known here" in diagnosis.reason
+    assert diagnosis.reason == "ranks 0 and 1 wait for ranks 2 and 3, of which nothing is known here"
     assert verdict_of([here[0], RankCalls(1), *missing_device_events]) == ("late", (1,))
 
 
