@@ -121,6 +121,7 @@ class RankCalls:
     Args:
         calls: its last calls, in the order in which it made them.
         num_made: how many calls of a stream it has made, where that is more than ``calls`` hold.
+        num_done: how many collectives of a group its dump says to be complete.
         note: how it ended, or why it has no data: "killed by SIGKILL".
         where: where it is, outside of communication: "in sleep, called from train (train.py:7)".
         may_wait: whether it may wait in a call that is not recorded.
@@ -131,6 +132,7 @@ class RankCalls:
     calls: tuple[Call, ...] = ()
     presence: Presence = Presence.ALIVE
     num_made: Mapping[Stream, int] = field(default_factory=dict)
+    num_done: Mapping[Stream, int] = field(default_factory=dict)
     note: str = ""
     where: str = ""
     may_wait: bool = False

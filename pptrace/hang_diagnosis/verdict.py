@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from pptrace.hang_diagnosis.calls import Call, CallState, Presence, RankCalls, rank_text
+from pptrace.hang_diagnosis.calls import Call, CallState, Presence, RankCalls, Stream, rank_text
 from pptrace.hang_diagnosis.graph import Conflict, deviants, find_conflicts, hops_to, reachable, rings, shortest_ring
 from pptrace.hang_diagnosis.waits import Edge, Waits, find_waits, targets_of
 
@@ -77,6 +77,8 @@ def diagnose(ranks: Sequence[RankCalls], *, is_stuck: bool = True) -> Diagnosis:
     rank_calls = {rank.rank: rank for rank in ranks}
     conflicts = find_conflicts(ranks)
     waits = find_waits(ranks, {(conflict.stream, conflict.seq) for conflict in conflicts})
+    for rank, call in waits.stuck.items():
+        rank_calls[rank] = replace(rank_calls[rank], where=f"stuck in {call}, which others have completed")
     if not waits.edges:
         quiet = _UNRECORDED if any(rank.may_wait for rank in ranks) else "no rank waits for another"
         return Diagnosis(None, _IN_TRANSFER if waits.in_transfer else quiet, rank_calls)
@@ -253,10 +255,21 @@ def _late(diagnosis: Diagnosis, cause: Cause) -> str:
         rank_calls = diagnosis.ranks[rank]
         if rank_calls.where:
             return rank_calls.where
-        last = f"after {rank_calls.calls[-1]}" if rank_calls.calls else "having made none"
+        last = f"after {rank_calls.calls[-1]}" if rank_calls.calls else _last_made(diagnosis, rank)
         return f"outside of any communication call, {last}"
 
     return _joined(cause.ranks, describe)
+
+
+def _last_made(diagnosis: Diagnosis, rank: int) -> str:
+    """The last collective of a rank without open calls, in the first group that waits for it."""
+    made = diagnosis.ranks[rank].num_made
+    edges = diagnosis.hang.edges if diagnosis.hang else ()
+    calls = (edge.call for edge in edges if rank in edge.waits_for and not edge.call.is_message)
+    return next(
+        (f"after #{count - 1} of group {call.group}" for call in calls if (count := made.get(Stream(call.group), 0))),
+        "with none open" if made else "having made none",
+    )
 
 
 def _joined(ranks: Sequence[int], describe: Callable[[int], str]) -> str:
