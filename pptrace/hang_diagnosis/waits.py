@@ -100,7 +100,9 @@ class _Matching:
     def waits(self) -> Waits:
         blocking = {rank: [call for call in calls if _blocks(call)] for rank, calls in self._open.items()}
         self._complete()
-        stuck = {rank: calls[0] for rank, calls in self._open.items() if calls and self._is_stuck(rank, calls[0])}
+        stuck = {
+            rank: call for rank, calls in self._open.items() for call in reversed(calls) if self._is_stuck(rank, call)
+        }
         edges = tuple(edge for edge in self._edges() if edge.rank not in stuck)
         in_transfer = {rank for rank, calls in blocking.items() if calls} - stuck.keys() - {edge.rank for edge in edges}
         ended = [self._ended_transfer(rank, blocking[rank]) for rank in sorted(in_transfer - self._halted)]

@@ -367,6 +367,17 @@ def test_each_of_two_devices_that_failed_one_after_the_other_is_to_blame() -> No
     assert verdict_of([replace(rank, num_made={Stream(WORLD): 7}) for rank in ranks]) == ("late", (1, 2))
 
 
+def test_a_device_that_failed_is_found_by_any_of_its_calls_that_others_have_completed() -> None:
+    """Its first open call is with a rank that left no dump, and nobody else can say whether it is complete."""
+    pair, queued = Group("3", (1, 3), "tp"), CallState.QUEUED
+    last = call("all_reduce", 6, queued)
+    ranks = [RankCalls(rank, (last,), num_made={Stream(WORLD): 7}, num_done={Stream(WORLD): 6}) for rank in (0, 2)]
+    ranks.append(RankCalls(1, (call("all_gather", 9, queued, pair), call("all_reduce", 5, queued), last)))
+    diagnosis = diagnose([*ranks, RankCalls(3, presence=Presence.EMPTY, note="no dump")])
+    assert found(diagnosis) == (Verdict.MISSING, (1, 3))
+    assert "late: rank 1 is stuck in all_reduce #5 of group default_pg" in sentence(diagnosis)
+
+
 def test_what_a_member_has_completed_was_made_by_ranks_without_a_dump_unless_it_is_an_all_to_all() -> None:
     """Ranks that have nothing for each other end an all-to-all without each other."""
     lost = RankCalls(3, presence=Presence.EMPTY, note="no dump")
