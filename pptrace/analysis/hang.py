@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,22 +19,19 @@ from pptrace.marks import P2P
 
 _FRESH_NS = 10**9
 """Calls that were made so shortly before a dump was written are no sign of a hang."""
+_ALL_COMPLETE = "outside of any communication call, with none open"
 _UNRECORDED = "outside of any collective (gloo's recorder keeps no messages: it may wait in one)"
 
 
 class DumpedRanks(Struct, frozen=True):
-    """The dumps of a run, the ranks whose file cannot be read with the reason, and lines about files that are left out.
-
-    ``is_all`` says whether these are all dumps that the run left: a rank without one is then missing.
-    """
+    """The dumps of a run, the ranks whose file cannot be read with the reason, and lines about files that are left out."""
 
     dumps: tuple[Dump, ...]
     unreadable: Mapping[int, str]
-    is_all: bool
     warnings: tuple[str, ...] = ()
 
 
-def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
+def read_dumped_ranks(paths: Sequence[Path]) -> DumpedRanks:
     """Read the dumps of a run. What cannot be read is evidence as well, where the name says whose it is."""
     dumps: dict[int, Dump] = {}
     unreadable: dict[int, str] = {}
@@ -46,7 +43,7 @@ def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
             rank = rank_of_dump_name(path.name)
             warnings.append(str(err))
             if rank is not None:
-                unreadable[rank] = "its dump is empty" if path.stat().st_size == 0 else "its dump cannot be read"
+                unreadable[rank] = "an empty dump" if path.stat().st_size == 0 else "a dump that cannot be read"
             continue
         if dump.rank < 0:
             warnings.append(
@@ -57,7 +54,7 @@ def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
         else:
             dumps[dump.rank] = dump
     kept = {rank: why for rank, why in unreadable.items() if rank not in dumps}
-    return DumpedRanks(tuple(dumps[rank] for rank in sorted(dumps)), kept, is_all, tuple(warnings))
+    return DumpedRanks(tuple(dumps[rank] for rank in sorted(dumps)), kept, tuple(warnings))
 
 
 def diagnose_dumps(dumped: DumpedRanks) -> Diagnosis:
@@ -87,26 +84,47 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
     world = members | set(range(highest + 1))
     starts = _starts(dumped.dumps, world)
     known = {dump.rank for dump in dumped.dumps}
-    is_enough = dumped.is_all or (len(known) > 1 and 2 * len(known | dumped.unreadable.keys()) >= len(world))
+    have_most = 2 * len(known | dumped.unreadable.keys()) > len(world)
+    with_messages = {
+        _group(call.group, world)
+        for dump in dumped.dumps
+        for call in dump.calls
+        if call.kind in P2P or call.counts[1] > 0
+    }
     for dump in dumped.dumps:
-        if not dump.calls:
-            yield RankCalls(dump.rank, presence=Presence.EMPTY, note="its dump holds no calls")
+        if not dump.calls and not dump.last_enqueued:
+            yield RankCalls(dump.rank, presence=Presence.EMPTY, note="a dump without calls")
             continue
         calls = tuple(_calls(dump, world, starts))
-        is_gloo = all(call.backend == "gloo" for call in dump.calls)
-        where = _UNRECORDED if is_gloo else ""
-        with_messages = {made_call.raw_group for made_call in dump.calls if made_call.kind in P2P}
-        made: dict[Stream, int] = {}
-        for made_call in dump.calls:
-            last = dump.last_enqueued.get(made_call.raw_group)
-            if last is not None and made_call.raw_group not in with_messages and made_call.kind not in P2P:
-                made[Stream(_group(made_call.group, world))] = last + 1
-        yield RankCalls(dump.rank, calls, num_made=made, where=where, may_wait=is_gloo)
+        made, done = _status(dump, calls, world, with_messages)
+        is_gloo = bool(calls) and all(call.backend == "gloo" for call in dump.calls)
+        where = _UNRECORDED if is_gloo else _ALL_COMPLETE if not (calls or made) else ""
+        if is_gloo:
+            done = {}  # its ranks carry each other's data: one may be done while another waits for a third
+        yield RankCalls(dump.rank, calls, num_made=made, num_done=done, where=where, may_wait=is_gloo)
     for rank, why in dumped.unreadable.items():
         yield RankCalls(rank, presence=Presence.EMPTY, note=why)
-    absent = Presence.EMPTY if is_enough else Presence.UNKNOWN
+    absent = Presence.EMPTY if have_most else Presence.UNKNOWN  # of few, those of others may not have been copied
     for rank in sorted(world - known - dumped.unreadable.keys()):
-        yield RankCalls(rank, presence=absent, note="there is no dump of it")
+        yield RankCalls(rank, presence=absent, note="no dump")
+
+
+def _status(
+    dump: Dump, calls: Sequence[Call], world: set[int], with_messages: Collection[Group]
+) -> tuple[dict[Stream, int], dict[Stream, int]]:
+    """How many collectives of each group the rank has enqueued, and how many are complete, before the first that is open.
+
+    The status of a group has one number for collectives and messages, that of the last call.
+    """
+    groups = {number: _group(group, world) for number, group in dump.numbered_groups.items()}
+    numbers = {number: Stream(group) for number, group in groups.items() if group not in with_messages}
+    made = {stream: dump.last_enqueued[number] + 1 for number, stream in numbers.items()}
+    done = {stream: dump.last_completed.get(number, -1) + 1 for number, stream in numbers.items()}
+    for call in reversed([call for call in calls if not call.is_message]):
+        stream = Stream(call.group)
+        count = done.get(stream, 0)
+        done[stream] = max(count, call.seq + 1) if call.state is CallState.DONE else min(count, call.seq)
+    return made, done
 
 
 def _calls(dump: Dump, world: set[int], starts: Mapping[tuple[int, Stream], int]) -> Iterator[Call]:
@@ -123,6 +141,7 @@ def _calls(dump: Dump, world: set[int], starts: Mapping[tuple[int, Stream], int]
             dtype=call.dtype,
             launch=call.launch,
             since_ns=call.created_ns,
+            recorded=call.seq,
         )
         if _is_counted_here(dump, call):
             stream = made.stream(dump.rank)

@@ -57,8 +57,9 @@ class Call:
     """A collective or one message.
 
     ``seq`` counts the group's collectives, or the messages from one rank to another with one ``tag``: matching calls have
-    the same. ``peer`` is the other end, or the root, as a global rank. ``launch`` is shared by the calls of a batch.
-    ``num_bytes`` and ``dtype`` are compared where both sides have them.
+    the same. ``recorded`` is its number in the rank's dump, which people look for. ``peer`` is the other end, or the root, as a
+    global rank. ``launch`` is shared by the calls of a batch. ``num_bytes`` and ``dtype`` are compared where both sides have
+    them.
     """
 
     kind: str
@@ -72,6 +73,12 @@ class Call:
     launch: int = -1
     since_ns: int = -1
     where: str = ""
+    recorded: int = -1
+
+    @property
+    def number(self) -> int:
+        """The number to show."""
+        return self.recorded if self.recorded >= 0 else self.seq
 
     @property
     def is_message(self) -> bool:
@@ -91,10 +98,10 @@ class Call:
 
     def __str__(self) -> str:
         if not self.is_message:
-            return f"{self.kind} #{self.seq} of group {self.group}"
+            return f"{self.kind} #{self.number} of group {self.group}"
         peer = "any rank" if self.peer == ANY_PEER else f"rank {self.peer}"
         tag = f" with tag {self.tag}" if self.tag else ""
-        return f"{self.kind} #{self.seq} {'to' if self.kind == 'send' else 'from'} {peer}{tag}"
+        return f"{self.kind} #{self.number} {'to' if self.kind == 'send' else 'from'} {peer}{tag}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,7 @@ class RankCalls:
     Args:
         calls: its last calls, in the order in which it made them.
         num_made: how many calls of a stream it has made, where that is more than ``calls`` hold.
+        num_done: how many collectives of a group its dump says to be complete.
         note: how it ended, or why it has no data: "killed by SIGKILL".
         where: where it is, outside of communication: "in sleep, called from train (train.py:7)".
         may_wait: whether it may wait in a call that is not recorded.
@@ -124,6 +132,7 @@ class RankCalls:
     calls: tuple[Call, ...] = ()
     presence: Presence = Presence.ALIVE
     num_made: Mapping[Stream, int] = field(default_factory=dict)
+    num_done: Mapping[Stream, int] = field(default_factory=dict)
     note: str = ""
     where: str = ""
     may_wait: bool = False

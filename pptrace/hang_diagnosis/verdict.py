@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from pptrace.hang_diagnosis.calls import Call, CallState, Presence, RankCalls, rank_text
+from pptrace.hang_diagnosis.calls import Call, CallState, Presence, RankCalls, Stream, rank_text
 from pptrace.hang_diagnosis.graph import Conflict, deviants, find_conflicts, hops_to, reachable, rings, shortest_ring
 from pptrace.hang_diagnosis.waits import Edge, Waits, find_waits, targets_of
 
@@ -77,6 +77,8 @@ def diagnose(ranks: Sequence[RankCalls], *, is_stuck: bool = True) -> Diagnosis:
     rank_calls = {rank.rank: rank for rank in ranks}
     conflicts = find_conflicts(ranks)
     waits = find_waits(ranks, {(conflict.stream, conflict.seq) for conflict in conflicts})
+    for rank, call in waits.stuck.items():
+        rank_calls[rank] = replace(rank_calls[rank], where=f"stuck in {call}, which others have completed")
     if not waits.edges:
         quiet = _UNRECORDED if any(rank.may_wait for rank in ranks) else "no rank waits for another"
         return Diagnosis(None, _IN_TRANSFER if waits.in_transfer else quiet, rank_calls)
@@ -86,7 +88,7 @@ def diagnose(ranks: Sequence[RankCalls], *, is_stuck: bool = True) -> Diagnosis:
     if is_stuck or not causes:
         causes += _by_presence(Verdict.LATE, rank_calls, waits, causes)
     hang = Hang.of(causes, waits.edges)
-    return Diagnosis(hang, "" if hang else _UNTRACED_RANKS, rank_calls)
+    return Diagnosis(hang, "" if hang else _untraced(waits), rank_calls)
 
 
 _IN_TRANSFER = (
@@ -95,9 +97,12 @@ _IN_TRANSFER = (
 _UNRECORDED = (
     "no rank waits for another in a collective; ranks may wait in messages, which gloo's recorder does not keep"
 )
-_UNTRACED_RANKS = (
-    "what the waiting ranks wait for lies on ranks of which nothing is known here: run this on all of them"
-)
+
+
+def _untraced(waits: Waits) -> str:
+    waiting = {edge.rank for edge in waits.edges}
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"{rank_text(waiting)} {verb} for {rank_text(_roots(waits))}, of which nothing is known here"
 
 
 def _mismatches(conflicts: Sequence[Conflict], waits: Waits) -> Iterator[Cause]:
@@ -238,7 +243,7 @@ def _missing(diagnosis: Diagnosis, cause: Cause) -> str:
     def describe(rank: int) -> str:
         rank_calls = diagnosis.ranks.get(rank)
         if rank_calls is None:
-            return "missing (there is no dump of it)"
+            return "missing"
         reason = f" ({rank_calls.note})" if rank_calls.note else ""
         return f"{'gone' if rank_calls.presence is Presence.GONE else 'missing'}{reason}"
 
@@ -250,10 +255,21 @@ def _late(diagnosis: Diagnosis, cause: Cause) -> str:
         rank_calls = diagnosis.ranks[rank]
         if rank_calls.where:
             return rank_calls.where
-        last = f"after {rank_calls.calls[-1]}" if rank_calls.calls else "having made none"
+        last = f"after {rank_calls.calls[-1]}" if rank_calls.calls else _last_made(diagnosis, rank)
         return f"outside of any communication call, {last}"
 
     return _joined(cause.ranks, describe)
+
+
+def _last_made(diagnosis: Diagnosis, rank: int) -> str:
+    """The last collective of a rank without open calls, in the first group that waits for it."""
+    made = diagnosis.ranks[rank].num_made
+    edges = diagnosis.hang.edges if diagnosis.hang else ()
+    calls = (edge.call for edge in edges if rank in edge.waits_for and not edge.call.is_message)
+    return next(
+        (f"after #{count - 1} of group {call.group}" for call in calls if (count := made.get(Stream(call.group), 0))),
+        "with none open" if made else "having made none",
+    )
 
 
 def _joined(ranks: Sequence[int], describe: Callable[[int], str]) -> str:
@@ -297,10 +313,11 @@ def _conflict(conflict: Conflict, guilty: Sequence[int]) -> str:
     ordered = sorted(parts.items(), key=lambda part: (not set(part[1]) <= set(guilty), -len(part[1])))
     descriptions = [f"{text} on {rank_text(ranks_of_text)}" for text, ranks_of_text in ordered[:_MAX_LINKS]]
     first = next(iter(calls.values()))
+    number = calls.get(conflict.stream.source, first).number
     if first.is_message:
-        name = f"message #{conflict.seq} from rank {conflict.stream.source} to rank {conflict.stream.target}"
+        name = f"message #{number} from rank {conflict.stream.source} to rank {conflict.stream.target}"
     else:
-        name = f"collective #{conflict.seq} of group {conflict.stream.group}"
+        name = f"collective #{number} of group {conflict.stream.group}"
     first_text, *other_texts = descriptions
     return f"{name} is {' but '.join([first_text, ', '.join(other_texts)]) if other_texts else first_text}"
 

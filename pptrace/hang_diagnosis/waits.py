@@ -4,6 +4,9 @@ Calls that can complete are completed first, as the backends would: a call whose
 and no reason for a hang, unless one of them is halted: a device or the network takes a call to be complete on one rank while
 threads of that rank's process still carry its data to the other. A remaining call waits for ranks that have not made the matching
 call, or have it queued behind one that waits. A rank waits for *all* ranks of an edge, except in a receive from any rank.
+
+A collective that a member has completed has had the part of all others. A rank in whose dump it is open waits for none of them:
+its own device, or the host that watches it, is stuck.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from dataclasses import dataclass
 from pptrace.hang_diagnosis.calls import ANY_PEER, Call, CallState, Presence, RankCalls, Stream
 
 _IN_ORDER = (CallState.QUEUED, CallState.LAUNCHED)
+_OF_ALL = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
+"""Collectives that end on no rank before all have given their part. Messages and calls with a root may; so may an all-to-all
+between ranks that have nothing for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +38,19 @@ class Edge:
             "waits_for": list(self.waits_for),
             "call": self.call.kind,
             "group": str(self.call.group),
-            "seq": self.call.seq,
+            "seq": self.call.number,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The wait-for graph. ``in_transfer`` are the ranks that wait in calls that all others have made too."""
+    """The wait-for graph. ``in_transfer`` are the ranks that wait in calls that all others have made too; ``stuck`` those that
+    do not complete what others have completed, with the call.
+    """
 
     edges: tuple[Edge, ...]
     in_transfer: tuple[int, ...]
+    stuck: Mapping[int, Call]
 
 
 def targets_of(edges: Iterable[Edge]) -> dict[int, set[int]]:
@@ -69,6 +78,10 @@ class _Matching:
             for call in rank.calls:
                 stream = call.stream(rank.rank)
                 made[stream] = max(made.get(stream, 0), call.seq + 1)
+        self._done: dict[Stream, int] = {}
+        for rank in ranks:
+            for stream, count in rank.num_done.items():
+                self._done[stream] = max(self._done.get(stream, 0), count)
         self._members = _members(ranks)
         self._open = {
             rank.rank: [call for call in rank.calls if call.state.is_open]
@@ -87,14 +100,16 @@ class _Matching:
     def waits(self) -> Waits:
         blocking = {rank: [call for call in calls if _blocks(call)] for rank, calls in self._open.items()}
         self._complete()
-        edges = tuple(self._edges())
-        stuck = {edge.rank for edge in edges}
-        in_transfer = {rank for rank, calls in blocking.items() if calls} - stuck
+        stuck = {
+            rank: call for rank, calls in self._open.items() for call in reversed(calls) if self._is_stuck(rank, call)
+        }
+        edges = tuple(edge for edge in self._edges() if edge.rank not in stuck)
+        in_transfer = {rank for rank, calls in blocking.items() if calls} - stuck.keys() - {edge.rank for edge in edges}
         ended = [self._ended_transfer(rank, blocking[rank]) for rank in sorted(in_transfer - self._halted)]
         of_halted = tuple(edge for edge in ended if edge is not None)
         halting = {rank for edge in of_halted for rank in edge.waits_for}
         waiting = tuple(edge for edge in edges if edge.rank not in halting)
-        return Waits((*waiting, *of_halted), tuple(sorted(in_transfer - {edge.rank for edge in of_halted})))
+        return Waits((*waiting, *of_halted), tuple(sorted(in_transfer - {edge.rank for edge in of_halted})), stuck)
 
     def _ended_transfer(self, rank: int, calls: Sequence[Call]) -> Edge | None:
         """The last of the rank's calls with a halted rank, which has made its part of it but transfers nothing any more."""
@@ -120,10 +135,18 @@ class _Matching:
         remaining: list[Call] = []
         first: Call | None = None
         for call in calls:
-            if _is_behind(call, first) or self._awaited_ranks(rank, call):
+            if _is_behind(call, first) or self._awaited_ranks(rank, call) or self._is_stuck(rank, call):
                 remaining.append(call)
                 first = _first(first, call)
         return remaining
+
+    def _is_stuck(self, rank: int, call: Call) -> bool:
+        """Return whether the call is open on this rank alone: another has completed it, and it waits for none."""
+        return self._is_done(call, (*_OF_ALL, "all_to_all")) and not self._awaited_ranks(rank, call)
+
+    def _is_done(self, call: Call, kinds: Collection[str]) -> bool:
+        """Return whether the call is of one of these kinds, and complete on another rank."""
+        return call.kind in kinds and call.seq < self._done.get(Stream(call.group), 0)
 
     def _awaited_ranks(self, rank: int, call: Call) -> list[int]:
         """The ranks that the call waits for; its own rank where it can never complete."""
@@ -149,6 +172,8 @@ class _Matching:
         made = self._made.get(other, {}).get(stream, 0)
         if call.kind == "send" and made <= call.seq and self._wildcards.get((other, stream.group.name), 0):
             return True  # one of its receives from any rank can take the message
+        if self._is_done(call, _OF_ALL):
+            return call.seq < made or other not in self._open
         return call.seq < made and (stream, call.seq) not in self._queued_behind.get(other, ())
 
     def _edges(self) -> Iterator[Edge]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.errors import TraceError
-from pptrace.hang_diagnosis.calls import hang_of_run
+from pptrace.hang_diagnosis.calls import hang_of_run, rank_text
 from pptrace.hang_diagnosis.verdict import as_json
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.formats import entry_of
@@ -44,19 +44,22 @@ def find_hang(paths: Sequence[Path]) -> HangResult:
             reason = f"{path}: the run ended as {run.get('status')!r}, and no rank was seen to hang"
             return HangResult(hang, "" if hang else reason, tuple(ranks))
     dumps = [dump for path in paths for dump in _dumps_of(path)]
-    dumped = read_dumped_ranks(dumps, is_all=all(path.is_dir() for path in paths))
+    dumped = read_dumped_ranks(dumps)
     if not dumped.dumps:
         raise TraceError("; ".join(dumped.warnings) or _no_dumps_message(paths))
     diagnosis = diagnose_dumps(dumped)
     ranks = sorted({*(dump.rank for dump in dumped.dumps), *dumped.unreadable})
-    return HangResult(as_json(diagnosis), diagnosis.reason, tuple(ranks), dumped.warnings, tuple(dumped.unreadable))
+    absent = diagnosis.ranks.keys() - set(ranks)
+    of_absent = [f"no dump of {rank_text(absent)}: not copied, or the process had died"] if absent else []
+    warnings = (*dumped.warnings, *of_absent)
+    return HangResult(as_json(diagnosis), diagnosis.reason, tuple(ranks), warnings, tuple(dumped.unreadable))
 
 
 def hang_of_dumps(dumps: Sequence[Path], is_all: bool) -> Mapping[str, Any] | None:
     """The verdict on a run with these dumps; where they are all that it left, damaged ones with them count too."""
     folders = {path.parent for path in dumps} if is_all else ()
     dumped = [path for folder in folders for path in dump_paths(folder, dumps)]
-    return as_json(diagnose_dumps(read_dumped_ranks(dumped or dumps, is_all)))
+    return as_json(diagnose_dumps(read_dumped_ranks(dumped or dumps)))
 
 
 def _dumps_of(path: Path) -> list[Path]:

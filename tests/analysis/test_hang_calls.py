@@ -30,8 +30,8 @@ def dump(rank: int, *calls: DumpCall, groups: Sequence[DumpGroup] = (WORLD,), **
     return Dump(Path(f"/nowhere/a_dump_{rank}"), rank, groups=tuple(groups), calls=calls, **fields)
 
 
-def ranks_of(*dumps: Dump, is_all: bool = True, unreadable: dict[int, str] | None = None) -> dict[int, RankCalls]:
-    return dict(diagnose_dumps(DumpedRanks(dumps, unreadable or {}, is_all)).ranks)
+def ranks_of(*dumps: Dump, unreadable: dict[int, str] | None = None) -> dict[int, RankCalls]:
+    return dict(diagnose_dumps(DumpedRanks(dumps, unreadable or {})).ranks)
 
 
 def test_a_call_keeps_what_its_dump_says_and_waits_unless_a_device_has_only_queued_it() -> None:
@@ -60,29 +60,27 @@ def test_a_call_keeps_what_its_dump_says_and_waits_unless_a_device_has_only_queu
 
 
 @pytest.mark.parametrize(
-    ("num_known", "num_unreadable", "is_all", "absent"),
+    ("num_known", "num_unreadable", "absent"),
     [
-        (1, 0, True, Presence.EMPTY),
-        (1, 0, False, Presence.UNKNOWN),
-        (1, 5, False, Presence.UNKNOWN),
-        (3, 0, False, Presence.UNKNOWN),
-        (4, 0, False, Presence.EMPTY),
-        (2, 2, False, Presence.EMPTY),
-        (2, 1, False, Presence.UNKNOWN),
+        (1, 0, Presence.UNKNOWN),
+        (4, 0, Presence.UNKNOWN),
+        (5, 0, Presence.EMPTY),
+        (2, 3, Presence.EMPTY),
+        (2, 2, Presence.UNKNOWN),
     ],
 )
-def test_a_rank_without_a_dump_is_missing_where_half_of_the_ranks_have_one(
-    num_known: int, num_unreadable: int, is_all: bool, absent: Presence
+def test_a_rank_without_a_dump_is_missing_where_most_of_the_ranks_have_one(
+    num_known: int, num_unreadable: int, absent: Presence
 ) -> None:
     world = DumpGroup("0", "default_pg", tuple(range(8)))
     dumps = [dump(rank, call("barrier", 1, "started", world), groups=[world]) for rank in range(num_known)]
-    unreadable = dict.fromkeys(range(num_known, num_known + num_unreadable), "its dump cannot be read")
-    ranks = ranks_of(*dumps, is_all=is_all, unreadable=unreadable)
+    unreadable = dict.fromkeys(range(num_known, num_known + num_unreadable), "a dump that cannot be read")
+    ranks = ranks_of(*dumps, unreadable=unreadable)
     assert sorted(ranks) == list(range(8))
     assert ranks[0].presence is Presence.ALIVE
-    assert (ranks[7].presence, ranks[7].note) == (absent, "there is no dump of it")
-    empty = ranks_of(dump(0, groups=[world]), *dumps[1:], is_all=is_all)[0]
-    assert (empty.presence, empty.note) == (Presence.EMPTY, "its dump holds no calls")
+    assert (ranks[7].presence, ranks[7].note) == (absent, "no dump")
+    empty = ranks_of(dump(0, groups=[world]), *dumps[1:])[0]
+    assert (empty.presence, empty.note) == (Presence.EMPTY, "a dump without calls")
 
 
 def numbers(rank: RankCalls, kind: str) -> list[int]:
@@ -136,10 +134,10 @@ def test_without_an_open_call_of_known_time_dumps_are_not_fresh(tmp_path: Path) 
     path.touch()
     for unknown in (call("barrier", 9, "started", created_ns=-1), call("barrier", 8)):
         dumps = (Dump(path, 0, "2.10", (WORLD,), (unknown,)),)
-        assert sorted(diagnose_dumps(DumpedRanks(dumps, {}, True)).ranks) == [0, 1]
+        assert sorted(diagnose_dumps(DumpedRanks(dumps, {})).ranks) == [0, 1]
     started = call("barrier", 9, "started", created_ns=10**8)
     gone = Dump(tmp_path / "moved away", 0, "2.10", (WORLD,), (started,))
-    assert diagnose_dumps(DumpedRanks((gone,), {}, True)).reason.startswith("the calls that are not complete")
+    assert diagnose_dumps(DumpedRanks((gone,), {})).reason.startswith("the calls that are not complete")
 
 
 def test_dumps_are_read_once_for_each_rank_and_the_others_are_named(tmp_path: Path) -> None:
@@ -156,13 +154,12 @@ def test_dumps_are_read_once_for_each_rank_and_the_others_are_named(tmp_path: Pa
         (tmp_path / name).write_text(content)
     names = ["nccl_trace_rank_2", "nccl_trace_rank_0", "a_dump", "other_rank_0"]
     names += ["nccl_trace_rank_3", "nccl_trace_rank_4", "copy_rank_2"]
-    result = read_dumped_ranks([tmp_path / name for name in names], is_all=False)
+    result = read_dumped_ranks([tmp_path / name for name in names])
     assert [(read.rank, read.path.name) for read in result.dumps] == [
         (0, "nccl_trace_rank_0"),
         (2, "nccl_trace_rank_2"),
     ]
-    assert result.unreadable == {3: "its dump is empty", 4: "its dump cannot be read"}
-    assert not result.is_all
+    assert result.unreadable == {3: "an empty dump", 4: "a dump that cannot be read"}
     assert len(result.warnings) == 5
     assert "a_dump: neither the name nor the dump says whose it is" in result.warnings[0]
     assert "other_rank_0: a second dump of rank 0; " in result.warnings[1]

@@ -103,6 +103,38 @@ def test_ranks_that_do_the_same_ops_in_another_order_are_a_cycle_or_a_mismatch(s
         assert all(length[a][b] < 99 for a in hang.ranks for b in hang.ranks)
 
 
+@pytest.mark.parametrize("seed", range(100 if ALL else 30))
+def test_a_device_that_failed_is_to_blame_beside_a_rank_that_stops_and_no_other_is(seed: int) -> None:
+    """The last calls of a rank are open in its dump, though others have completed them; its host went on."""
+    rng = random.Random(seed)
+    num_ranks = rng.randint(3, 7)
+    programs = correct_program(rng, num_ranks, rng.randint(8, 40))
+    stopped, failed = rng.sample(range(num_ranks), 2)
+    run = Execution(programs, {stopped: rng.randint(0, len(programs[stopped]))})
+    run.run(rng)
+    ranks = run.known()
+    calls = list(ranks[failed].calls)
+    complete = [index for index, made in enumerate(calls) if made.state is CallState.DONE and not made.is_message]
+    if not complete:
+        return
+    first = rng.choice(complete)
+    calls[first:] = [replace(made, state=CallState.QUEUED) for made in calls[first:]]
+    ranks[failed] = replace(ranks[failed], calls=tuple(calls))
+    dumped = []
+    for rank in ranks:
+        done = [made for made in rank.calls if made.state is CallState.DONE and not made.is_message]
+        dumped.append(replace(rank, num_done={Stream(made.group): made.seq + 1 for made in done}))
+    targets = {
+        rank: others | ({failed} & set(run.current(rank).ranks))
+        for rank, others in run.stuck().items()
+        if rank != failed
+    }
+    blamed = {rank for rank in (stopped, failed) if any(rank in others for others in targets.values())}
+    hang = diagnose(dumped).hang
+    assert set(hang.ranks if hang else ()) == blamed
+    assert hang is None or {edge.rank: set(edge.waits_for) for edge in hang.edges} == targets
+
+
 def ring_of_sends(first: int, second: int) -> list[RankCalls]:
     return [blocked(first, "send", 0, peer=second, group=PAIR), blocked(second, "send", 0, peer=first, group=PAIR)]
 
@@ -285,7 +317,7 @@ def test_ranks_of_another_node_are_not_blamed() -> None:
     here = [blocked(rank, "barrier", 0) for rank in (0, 1)]
     diagnosis = diagnose([*here, *missing_device_events])
     assert diagnosis.hang is None
-    assert "nothing is known here" in diagnosis.reason
+    assert diagnosis.reason == "ranks 0 and 1 wait for ranks 2 and 3, of which nothing is known here"
     assert verdict_of([here[0], RankCalls(1), *missing_device_events]) == ("late", (1,))
 
 
@@ -293,6 +325,102 @@ def test_a_call_that_the_log_no_longer_holds_has_still_been_made() -> None:
     waiting = blocked(0, "all_reduce", 7, group=PAIR)
     assert verdict_of([waiting, RankCalls(1)]) == ("late", (1,))
     assert verdict_of([waiting, RankCalls(1, num_made={Stream(PAIR): 8})]) is None
+
+
+def one_behind(kind: str, *, fourth: RankCalls | None = None) -> list[RankCalls]:
+    """Ranks that wait in an all-reduce behind a call that rank 0 has completed, and of which rank 1's device says it is open."""
+    queued, last = CallState.QUEUED, call("all_reduce", 6, CallState.QUEUED)
+    ahead = [RankCalls(rank, (last,), num_made={Stream(WORLD): 7}) for rank in (2, 3)]
+    return [
+        RankCalls(0, (last,), num_made={Stream(WORLD): 7}, num_done={Stream(WORLD): 6}),
+        RankCalls(1, (call(kind, 5, queued, peer=0 if kind == "broadcast" else -1), last)),
+        *ahead[: 1 if fourth else 2],
+        *([fourth] if fourth else []),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"])
+def test_a_rank_that_does_not_complete_what_others_have_completed_is_stuck_itself(kind: str) -> None:
+    ranks = one_behind(kind)
+    diagnosis = diagnose(ranks)
+    assert found(diagnosis) == (Verdict.LATE, (1,))
+    assert sentence(diagnosis) == (
+        f"late: rank 1 is stuck in {kind} #5 of group default_pg, which others have completed; "
+        "ranks 0, 2, 3 only wait, 1 hop away"
+    )
+    assert [(edge.rank, edge.waits_for) for edge in diagnosis.hang.edges] == [(0, (1,)), (2, (1,)), (3, (1,))]
+    in_all = replace(ranks[0], num_done={Stream(WORLD): 5})
+    assert verdict_of([in_all, *ranks[1:]]) is None, "in transfer"
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "gather", "scatter", "collective"])
+def test_the_end_of_a_call_that_does_not_need_all_members_proves_nothing(kind: str) -> None:
+    assert verdict_of(one_behind(kind)) is None
+
+
+def test_each_of_two_devices_that_failed_one_after_the_other_is_to_blame() -> None:
+    """Rank 1's device has call 5 behind call 4: it took part in both before it failed, as rank 0 has completed them."""
+    queued = [call("all_gather", seq, CallState.QUEUED) for seq in (4, 5, 6)]
+    done = {Stream(WORLD): 6}
+    ranks = [RankCalls(0, tuple(queued[2:]), num_done=done)]
+    ranks += [RankCalls(rank, tuple(queued[first:]), num_done=done) for rank, first in ((1, 0), (2, 1), (3, 2))]
+    assert verdict_of([replace(rank, num_made={Stream(WORLD): 7}) for rank in ranks]) == ("late", (1, 2))
+
+
+def test_a_device_that_failed_is_found_by_any_of_its_calls_that_others_have_completed() -> None:
+    """Its first open call is with a rank that left no dump, and nobody else can say whether it is complete."""
+    pair, queued = Group("3", (1, 3), "tp"), CallState.QUEUED
+    last = call("all_reduce", 6, queued)
+    ranks = [RankCalls(rank, (last,), num_made={Stream(WORLD): 7}, num_done={Stream(WORLD): 6}) for rank in (0, 2)]
+    ranks.append(RankCalls(1, (call("all_gather", 9, queued, pair), call("all_reduce", 5, queued), last)))
+    diagnosis = diagnose([*ranks, RankCalls(3, presence=Presence.EMPTY, note="no dump")])
+    assert found(diagnosis) == (Verdict.MISSING, (1, 3))
+    assert "late: rank 1 is stuck in all_reduce #5 of group default_pg" in sentence(diagnosis)
+
+
+def test_what_a_member_has_completed_was_made_by_ranks_without_a_dump_unless_it_is_an_all_to_all() -> None:
+    """Ranks that have nothing for each other end an all-to-all without each other."""
+    lost = RankCalls(3, presence=Presence.EMPTY, note="no dump")
+    diagnosis = diagnose(one_behind("all_gather", fourth=lost))
+    assert found(diagnosis) == (Verdict.MISSING, (1, 3))
+    assert sentence(diagnosis).startswith(
+        "missing: rank 3 is missing (no dump); late: rank 1 is stuck in all_gather #5"
+    )
+    assert verdict_of(one_behind("all_to_all", fourth=lost)) == ("missing", (3,))
+
+
+def test_a_rank_waits_for_one_whose_dump_shows_that_it_did_not_make_the_call() -> None:
+    absent = RankCalls(3, (call("all_reduce", 4),))
+    for kind in ("all_gather", "all_to_all"):
+        assert verdict_of(one_behind(kind, fourth=absent)) == ("late", (3,))
+
+
+def test_a_device_that_is_stuck_offers_none_of_its_later_calls() -> None:
+    """Rank 1 has also queued a message that rank 0 has long received: the one that waits there is a later one."""
+    queued = CallState.QUEUED
+    reduce = call("all_reduce", 5, queued, PAIR)
+    ahead = RankCalls(
+        0, (call("recv", 0, queued, PAIR, peer=1),), num_made={Stream(PAIR): 6}, num_done={Stream(PAIR): 6}
+    )
+    behind = RankCalls(1, (reduce, call("send", 0, queued, PAIR, peer=0)))
+    diagnosis = diagnose([ahead, behind])
+    assert found(diagnosis) == (Verdict.LATE, (1,))
+    assert [(edge.rank, edge.waits_for, edge.call.kind) for edge in diagnosis.hang.edges] == [(0, (1,), "recv")]
+
+
+def test_the_number_of_a_call_is_the_one_in_the_dump() -> None:
+    sent = call("send", 0, CallState.QUEUED, PAIR, peer=1, recorded=11981)
+    diagnosis = diagnose([RankCalls(0, (sent,)), RankCalls(1, num_made={Stream(PAIR): 8})])
+    assert lines(as_json(diagnosis)) == ["rank 0 waits in send #11981 to rank 1"]
+    assert "rank 1 is outside of any communication call, with none open" in sentence(diagnosis)
+    assert [edge["seq"] for edge in as_json(diagnosis)["edges"]] == [11981]
+    assert str(replace(sent, kind="barrier")) == "barrier #11981 of group pp"
+    other = blocking("barrier", 0, group=PAIR, recorded=7)
+    odd = diagnose([RankCalls(0, (other,)), blocked(1, "all_reduce", 0, group=PAIR, recorded=7)])
+    assert "collective #7 of group pp is" in sentence(odd)
+    half = blocked(1, "recv", 0, group=PAIR, peer=0, recorded=13694, num_bytes=4)
+    differing = diagnose([RankCalls(0, (replace(sent, num_bytes=8),)), half])
+    assert "message #11981 from rank 0 to rank 1 is" in sentence(differing)
 
 
 def test_the_lines_join_ranks_that_wait_alike() -> None:

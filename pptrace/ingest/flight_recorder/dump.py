@@ -1,6 +1,7 @@
 """Read torch's flight-recorder dumps: the last collectives and messages of a rank, complete or not, as pickle or JSON.
 
-    dump  = { "version", "pg_config": { id: { "name", "desc", "ranks": "[0, 1]" } }, "entries": [ entry, … ], … }
+    dump  = { "version", "pg_config": { id: { "name", "desc", "ranks": "[0, 1]" } }, "entries": [ entry, … ],
+              "pg_status": { number: { "last_enqueued_collective", "last_completed_collective" } }, … }
     entry = { "profiling_name": "nccl:send 0->1" | "nccl:all_reduce" | …, "process_group": (name, desc), "state",
               "collective_seq_id", "p2p_seq_id", "time_created_ns", "time_discovered_started_ns",
               "time_discovered_completed_ns", "duration_ms", "input_sizes", "output_sizes", "input_dtypes", "is_p2p" }
@@ -112,6 +113,25 @@ class Dump(Struct, frozen=True):
     """True if the first call is the rank's first; the recorder keeps only the last ones."""
     last_enqueued: Mapping[int, int] = field(default_factory=dict)
     """The number of the last call enqueued in a group, by the group's number on this rank."""
+    last_completed: Mapping[int, int] = field(default_factory=dict)
+    """The number of the last call that is complete, in the same way."""
+
+    @property
+    def numbered_groups(self) -> dict[int, DumpGroup]:
+        """The groups with a status by their number on this rank.
+
+        A dump of open calls alone has none of some groups. Their numbers rise as names of groups do, in the order in which they
+        were made.
+        """
+        known = {call.raw_group: call.group for call in self.calls if call.raw_group in self.last_enqueued}
+        by_name = {name: group for group in self.groups if (name := rank_of_value(group.id)) is not None}
+        if not len(by_name) == len(self.groups) == len(self.last_enqueued):
+            return known
+        in_order = {
+            number: by_name[name] for number, name in zip(sorted(self.last_enqueued), sorted(by_name), strict=True)
+        }
+        agrees = all(in_order[number].id == group.id for number, group in known.items())
+        return in_order | known if agrees else known
 
 
 def read_dump(path: Path) -> Dump:
@@ -141,13 +161,6 @@ def read_dump(path: Path) -> Dump:
     rank = declared_rank if declared_rank is not None else file_rank if file_rank is not None else -1
     first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
     status = document.get("pg_status")
-    last_enqueued = {
-        int(key): last
-        for key, group in (status.items() if isinstance(status, dict) else ())
-        if isinstance(group, dict)
-        and str(key).isdecimal()
-        and (last := rank_of_value(group.get("last_enqueued_collective"))) is not None
-    }
     return Dump(
         path,
         rank,
@@ -155,8 +168,20 @@ def read_dump(path: Path) -> Dump:
         tuple(dict.fromkeys(groups.values())),
         calls,
         is_whole=first in (None, 0),
-        last_enqueued=last_enqueued,
+        last_enqueued=_last(status, "enqueued"),
+        last_completed=_last(status, "completed"),
     )
+
+
+def _last(status: object, what: str) -> dict[int, int]:
+    """The number of the last call of each group that is enqueued, or completed."""
+    return {
+        int(key): last
+        for key, group in (status.items() if isinstance(status, dict) else ())
+        if isinstance(group, dict)
+        and str(key).isdecimal()
+        and (last := rank_of_value(group.get(f"last_{what}_collective"))) is not None
+    }
 
 
 def read_dumps(paths: Sequence[Path]) -> tuple[tuple[Dump, ...], tuple[str, ...]]:

@@ -164,3 +164,30 @@ def test_of_gloo_a_retired_call_is_done(tmp_path: Path) -> None:
     assert [call.done for call in read_dump(dump(tmp_path / "a_dump_1", entries)).calls] == [True, False]
     timed_out = [entry("nccl:all_reduce", 1, "started", retired=True)]
     assert [call.done for call in read_dump(dump(tmp_path / "b_dump_1", timed_out)).calls] == [False]
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers", "known", "expected"),
+    [
+        (("0", "33", "7"), (0, 1, 4), (), {0: "0", 1: "7", 4: "33"}),
+        (("0", "33", "7"), (0, 1, 4), ((4, "33"),), {0: "0", 1: "7", 4: "33"}),
+        (("0", "33", "7"), (0, 1, 4), ((1, "33"),), {1: "33"}),
+        (("0", "07", "7"), (0, 1, 4), (), {}),
+        (("0", "9" * 5000, "7"), (0, 1, 4), (), {}),
+        (("0", "33", "7"), (0, 1), ((1, "7"),), {1: "7"}),
+        (("0", "b7c1", "7"), (0, 1, 4), ((1, "b7c1"), (9, "7")), {1: "b7c1"}),
+    ],
+)
+def test_numbers_of_groups_rise_as_their_names_do_where_no_call_tells_them(
+    tmp_path: Path,
+    config: Sequence[str],
+    numbers: Sequence[int],
+    known: Sequence[tuple[int, str]],
+    expected: dict[int, str],
+) -> None:
+    calls = [entry("nccl:all_reduce", 1, "started", group=(name, "x"), pg_id=number) for number, name in known]
+    groups = {f"{name} x": (0, 1) for name in config}
+    path = write_dump(tmp_path / "a_dump_0", calls, groups, status=dict.fromkeys(numbers, (5, 4)))
+    read = read_dump(path)
+    assert {number: group.id for number, group in read.numbered_groups.items()} == expected
+    assert (read.last_enqueued, read.last_completed) == (dict.fromkeys(numbers, 5), dict.fromkeys(numbers, 4))
