@@ -224,6 +224,12 @@ IDLE_WORDS: Mapping[str, PartWords] = {
         takes="collect garbage",
     ),
     "EVAL": PartWords("evaluation", "evaluation", advice=OUTSIDE_WORDS["evaluation"][1], takes="evaluate"),
+    "GRAD_SYNC": PartWords(
+        "gradient sync",
+        "the schedule's own reduction of gradients",
+        advice="reduce in lower precision; of one replica alone it only copies them: no FSDP or DDP around its stages",
+        takes="reduce gradients, as the schedule has them do",
+    ),
 }
 """Words for what hosts do in ranges of these kinds while their ranks, in steps without a pipeline, have nothing else to do, but
 for evaluations, which compute; the label is the cause of its finding.

@@ -175,24 +175,35 @@ def test_shares_of_all_findings_are_of_the_time_from_step_to_step(tmp_path: Path
 def test_a_function_that_sums_gradients_without_replicas_is_no_gradient_sum(has_replicas: bool, tmp_path: Path) -> None:
     """The range of the function, of 20 ms, in which an all-reduce is seen or not."""
     rows = rows_of_outside(has_replicas)
-    assert set(rows.rows["part"]) == ({"gradient_sync"} if has_replicas else set())
+    assert set(rows.rows["part"]) - {"communication"} == ({"gradient_sync"} if has_replicas else {"compute"})
 
 
-def rows_of_outside(has_replicas: bool) -> OutsideRows:
-    """Rows outside a pipeline: a GRAD_SYNC of 20 ms, with an all-reduce of dp in it, or none anywhere near."""
+def test_a_message_within_a_function_that_sums_gradients_is_none_of_its_sums() -> None:
+    """The norm's all-reduce is elsewhere, and tells that collectives are recorded."""
+    rows = rows_of_outside(False, ("send", "pp", 55), ("all_reduce", "pp", 90))
+    assert "gradient_sync" not in set(rows.rows["part"])
+
+
+def rows_of_outside(has_replicas: bool, *calls: tuple[str, str, int]) -> OutsideRows:
+    """Rows outside a pipeline: a GRAD_SYNC of 20 ms, with an all-reduce of dp in it, or none anywhere near, or with calls
+    (kind, axis, ms) of a millisecond.
+    """
     spans = {
         "kind": np.array(["GRAD_SYNC"], dtype=object),
         "start_ns": np.array([50 * MS]),
         "end_ns": np.array([70 * MS]),
     }
-    at = (55 if has_replicas else 10) * MS
-    comm = {"kind": ["all_reduce" if has_replicas else "send"], "axis": ["dp" if has_replicas else "pp"]}
-    comms = {name: np.array(values, dtype=object) for name, values in comm.items()}
-    comms |= dict.fromkeys(("start_ns", "asked_ns"), np.array([at])) | {
-        "end_ns": np.array([at + MS]),
-        "match": np.array([-1]),
-        "group_size": np.array([2]),
-        "bytes": np.array([8]),
+    calls = calls or (("all_reduce", "dp", 55) if has_replicas else ("send", "pp", 10),)
+    comms = {
+        name: np.array(values, dtype=object)
+        for name, values in zip(("kind", "axis"), list(zip(*calls, strict=True))[:2], strict=True)
+    }
+    at, each = np.array([ms * MS for *_, ms in calls]), np.ones(len(calls), dtype=np.int64)
+    comms |= dict.fromkeys(("start_ns", "asked_ns"), at) | {
+        "end_ns": at + MS,
+        "match": -each,
+        "group_size": 2 * each,
+        "bytes": 8 * each,
     }
     none = {name: column[:0] for name, column in spans.items()}
     inside = np.array([[0, 40 * MS]])

@@ -54,7 +54,7 @@ OF_SPANS = {
 }
 DATA_PARALLEL = re.compile(r"dp|fsdp|data|hsdp")
 _REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
-_FIRST = ("GC", "DATA", "CHECKPOINT", "LOGGING", "OPTIMIZER", "GRAD_SYNC", "EVAL", *COMPUTE_KINDS)
+_FIRST = ("GC", "DATA", "CHECKPOINT", "LOGGING", "OPTIMIZER", "GRAD_SYNC", "EVAL", *COMPUTE_KINDS, COMPUTE)
 """Kinds of ranges in their order: of those around one moment the first one is the part."""
 _MOST_HOPS = 10_000
 
@@ -173,13 +173,19 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64, lacks_ranks: 
         return outside
 
     found: list[dict[str, npt.NDArray[Any]]] = []
-    communicates = union(rows.comms["start_ns"], rows.comms["end_ns"])
+    is_message = rows.comms.among("kind", MESSAGES)
+    collectives = rows.comms.where(~is_message) if (~is_message).any() else rows.comms
+    communicates = union(collectives["start_ns"], collectives["end_ns"])
     for ranges in (rows.spans, rows.ops):
         ranges = ranges.where(ranges.among("kind", _FIRST) & are_outside(ranges["start_ns"], ranges["end_ns"]))
-        if len(communicates):  # a function that sums gradients has nothing to do where there are no replicas
-            is_idle = lengths_within(communicates, ranges["start_ns"], ranges["end_ns"]) == 0
-            ranges = ranges.where(~(ranges.among("kind", ("GRAD_SYNC",)) & is_idle))
         kinds = [str(kind) for kind in ranges["kind"]]
+        if len(
+            communicates
+        ):  # what sums gradients has nothing to sum where there are no replicas: it copies them at most
+            sums = lengths_within(communicates, ranges["start_ns"], ranges["end_ns"]) > 0
+            kinds = [
+                COMPUTE if kind == "GRAD_SYNC" and not of_it else kind for kind, of_it in zip(kinds, sums, strict=True)
+            ]
         none = np.full(len(kinds), -1)
         found.append(
             {

@@ -97,7 +97,8 @@ def _of_slower_stages(costs: StepMatrix) -> Floats:
     usual = np.array([np.median(taken[rank != of]) for of in rank])
     for place in range(table.pp):
         slower = taken[rank == place] / np.maximum(usual[rank == place], 1) - 1
-        if len(slower) > 1 and slower.min() > max(_LEAST_SLOWER, slower.max() / 2):
+        is_longest = taken[rank == place].min() > taken[rank != place].max(initial=0)
+        if len(slower) > 1 and is_longest and slower.min() > max(_LEAST_SLOWER, slower.max() / 2):
             return np.where(rank == place, usual / np.maximum(taken, 1), 1.0)
     return np.ones(table.num_stages)
 

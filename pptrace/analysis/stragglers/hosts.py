@@ -140,7 +140,7 @@ def late_ops(plans: Sequence[StepMatrix]) -> Reason | None:
         "then (input, evaluation, logging between calls of the schedule)",
         gains_if_sooner(plans, list(map(_with_waits, plans, late))),
         {"num_late": len(times), "typical_ns": round(float(np.median(times)))}
-        | _spans_meanwhile(plans, late, where, AMONG, (*_SPANS, "EVAL")),
+        | _spans_meanwhile(plans, late, where, AMONG, (*_SPANS, "EVAL", "GRAD_SYNC")),
     )
 
 

@@ -16,8 +16,8 @@ _ROUNDING_BITS = 21
 """Times of a trace may be rounded, to 23 bits in tables of floats: what follows an op may begin a little before its end."""
 _AROUND = "EVAL"
 """Kind of ranges around other work."""
-_AMONG_OPS = ("DATA", "CHECKPOINT", "LOGGING", "EVAL")
-"""Kinds of ranges that say what a host does between two calls of a schedule before one update."""
+_AMONG_OPS = ("DATA", "CHECKPOINT", "LOGGING", "EVAL", "GRAD_SYNC")
+"""Kinds of ranges that say what a host does between two ops, as between two calls of a schedule before one update."""
 
 
 def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tuple[Slice, int], pp_rank: int) -> Slice:

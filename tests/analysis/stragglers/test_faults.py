@@ -72,6 +72,13 @@ def test_a_rank_of_which_each_stage_takes_longer_is_slow_and_not_its_stages_heav
     assert lacking == [False, True, True], "what was found is not listed as impossible to find"
 
 
+def test_a_rank_with_a_heavy_stage_beside_unlike_stages_of_another_is_no_slow_one() -> None:
+    """Stages 1 and 3 are rank 1's; stage 2 of rank 0 takes longer than stage 1, and stage 0, of one layer, the least."""
+    plan, costs = build("interleaved-1f1b", 2, 8), (26, 62, 66, 73)
+    report = analyse(record(plan, lambda action: costs[action.stage], 5, steps=STEPS).traces()).report
+    assert "slow rank" not in {one.evidence.get("reason") for one in report.findings}
+
+
 def test_single_long_ops_are_named_and_not_the_ops_that_vary_as_all_do(only_finding: Only, table: PlanTable) -> None:
     durations = usual(table)
     is_long = np.random.default_rng(3).random(durations.shape) < 0.02

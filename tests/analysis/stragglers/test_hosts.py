@@ -100,17 +100,20 @@ def test_what_all_ranks_are_late_by_is_a_finding_from_a_twentieth_of_the_step_on
     assert not of_reason(report, LATE_LAUNCHES)  # the cause says it
 
 
+@pytest.mark.parametrize("kind", ["DATA", "GRAD_SYNC"])
 @pytest.mark.parametrize(("late_ns", "num_late"), [(9000, 1), (9000, 5), (900, 1)])
 def test_single_ops_that_come_late_in_each_step_are_named_with_what_their_host_did_before(
-    late_ns: int, num_late: int
+    late_ns: int, num_late: int, kind: str
 ) -> None:
-    """Rank 0 loads data before F of microbatch 4, or all from it to B of 0. Of 16 ops five are no single ones."""
+    """Rank 0 loads data, or reduces gradients, before F of microbatch 4, or all from it to B of 0. Of 16 ops five are no single
+    ones.
+    """
     table = build("gpipe", 2, 8).table
     is_late = (table.rank == 0) & (table.position >= 4) & (table.position < 4 + num_late)
     delays = np.tile(np.where(is_late, late_ns, 0), (4, 1, 1))
     costs = measured_costs(table, np.full((4, 1, len(table)), 1000), 0, delays)
     window = np.arange(4)
-    spans = {"window": window, "pp_rank": 0 * window, "side": AMONG + 0 * window, "name": np.array(["DATA"] * 4)}
+    spans = {"window": window, "pp_rank": 0 * window, "side": AMONG + 0 * window, "name": np.array([kind] * 4)}
     outside = Slice(
         {**spans, "match": window, "start": 0 * window, "end": 6000 + 0 * window, "work": 6000 + 0 * window}
     )
@@ -119,7 +122,7 @@ def test_single_ops_that_come_late_in_each_step_are_named_with_what_their_host_d
     assert bool(found) == (num_late == 1 and late_ns > 1000)
     if found:
         (reason,) = reasons
-        assert (reason.where, reason.evidence["idle_spans"]) == ({"rank": 0}, {"DATA": pytest.approx(2 / 3)})
+        assert (reason.where, reason.evidence["idle_spans"]) == ({"rank": 0}, {kind: pytest.approx(2 / 3)})
         assert reason.title.endswith("because rank 0 comes late to the same ops of each step (F of microbatch 4)")
         assert reason.gains.tolist() == [late_ns] * 4
 

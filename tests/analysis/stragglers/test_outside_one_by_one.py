@@ -46,7 +46,7 @@ def test_work_is_before_or_after_all_ops_of_a_window_and_ranges_that_say_what_ho
             for window in range(WINDOWS)
             for at in sorted(rng.randint(8_000, 60_000) for _ in range(rng.randint(1, 4)))
         ]
-        spans = random_rows(rng, ("STEP", "EVAL", "OPTIMIZER", "GC", "DATA"))
+        spans = random_rows(rng, ("STEP", "EVAL", "OPTIMIZER", "GC", "DATA", "GRAD_SYNC"))
         comms = random_rows(rng, (*MESSAGES, "all_reduce", "all_gather"))
         expected = []
         for row in [*spans, *comms]:
@@ -58,7 +58,7 @@ def test_work_is_before_or_after_all_ops_of_a_window_and_ranges_that_say_what_ho
             middle = row["start_ns"] + (row["end_ns"] - row["start_ns"]) // 2
             is_before, is_after = middle <= first + 1_000, middle >= last - 1_000
             is_among = not is_before and not is_after
-            if is_among != (row["kind"] == "EVAL") and not (is_among and row["kind"] == "DATA"):
+            if is_among != (row["kind"] == "EVAL") and not (is_among and row["kind"] in ("DATA", "GRAD_SYNC")):
                 continue
             begun = max(row["start_ns"], last) if is_after else row["start_ns"]
             together = max(row["transfer_start_ns"] if is_comm else row["start_ns"], begun)
