@@ -22,11 +22,10 @@ from pptrace.model.report_table import Amount, ReportTable
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.recording import audit_line, recording_line
-from pptrace.report.step_tiles import step_tiles
+from pptrace.report.step_tiles import bar_of, step_tiles
 from pptrace.report.summary_figures import MOST_BARS, is_drawn, overview, waterfall
 from pptrace.report.tables import tables_of_run, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.step_series import length_of
-from pptrace.report.verdict_bar import bar_of
 
 _ELSEWHERE: Mapping[str, str] = {
     "blame": "Bubbles",

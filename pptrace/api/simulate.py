@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pptrace.api.copies import CopiedTable
-from pptrace.api.files import ExportsOps, FilePath, text_or_file
+from pptrace.api.files import ExportsOps, FilePath, TimelinePicture, text_or_file
 from pptrace.api.options import (
     Value,
     argument,
@@ -21,7 +21,6 @@ from pptrace.api.options import (
     require_whole,
     takes_options,
 )
-from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
