@@ -1,11 +1,16 @@
-"""Requests that the dashboard answers: for this machine by its own names, from its own pages, of a bounded size."""
+"""Requests that the dashboard answers: for this machine by its own names, from its own pages, of a bounded size, and calls of its
+callbacks with values of their types.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import json
+import math
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from dash import Dash
@@ -15,9 +20,9 @@ from werkzeug.exceptions import HTTPException, NotFound
 
 from dashboards import policy
 from dashboards.access import Access
-from dashboards.callbacks import PATH, require_callback
 
 MOST_REQUEST_BYTES = 2**20
+_CALLBACKS = "/_dash-update-component"
 _HOST = re.compile(r"(?:[\w.-]+|\[[\w:.%]+\])(?::\d{1,5})?")
 """A Host header: a name, an IPv4 address or one of IPv6 in brackets, with one port or none."""
 
@@ -46,8 +51,8 @@ def guard(app: Dash, hosts: Iterable[str] = (), secret: str | None = None) -> No
             abort(403, "asked by a page of another origin")
         if access is not None and (refusal := access.refuse(request)) is not None:
             return refusal
-        if request.path == PATH and request.method == "POST":
-            require_callback(request.get_data(cache=True), app.callback_map)
+        if request.path == _CALLBACKS and request.method == "POST":
+            _require_callback(request.get_data(cache=True), app.callback_map)
         return None
 
     def add_headers(response: Response) -> Response:
@@ -90,6 +95,63 @@ def _is_own_page(wanted: Request) -> bool:
         wanted.headers.get("Sec-Fetch-Mode") == "navigate" and wanted.headers.get("Sec-Fetch-Dest") == "document"
     )
     return site in ("none", "same-origin") or is_visit
+
+
+def _require_callback(body: bytes, callbacks: Mapping[str, Any]) -> None:
+    """Refuse what is no call of one of the app's callbacks with values of their types.
+
+    Callbacks that the browser answers itself are none of the server's.
+    """
+    try:
+        call = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        abort(400, "expected JSON")
+    callback = (
+        callbacks.get(output) if isinstance(call, dict) and isinstance(output := call.get("output"), str) else None
+    )
+    if callback is None or "callback" not in callback:
+        abort(400, "expected a call of a callback of this dashboard")
+    is_call = (
+        _are_dependencies(call.get("outputs"), None)
+        and _are_dependencies(call.get("inputs"), callback["inputs"])
+        and _are_dependencies(call.get("state", []), callback["state"])
+        and isinstance(changed := call.get("changedPropIds", []), list)
+        and all(isinstance(name, str) for name in changed)
+    )
+    if not is_call:
+        abort(400, "expected outputs, inputs and state as the page has them")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _are_dependencies(entries: Any, expected: Sequence[Mapping[str, str]] | None) -> bool:
+    """Return whether entries are {id, property}, with a value of its type where they are the ``expected`` ones."""
+    rows = [entries] if isinstance(entries, dict) else entries
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return False
+    names = [(row.get("id"), row.get("property")) for row in rows]
+    if expected is None:
+        return all(isinstance(part, str) for name in names for part in name)
+    wanted = [(entry["id"], entry["property"]) for entry in expected]
+    return names == wanted and all(_is_value(*name, row.get("value")) for name, row in zip(names, rows, strict=True))
+
+
+_MOST_CLICKS = 1_000_000
+"""Clicks of a person on one button, at most."""
+
+
+def _is_value(name: str, part: str, value: Any) -> bool:
+    """Return whether a part of a component may have a value: steps, clicks and sizes are numbers, all else is text."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if part == "n_clicks":
+        return value is None or (is_whole and 0 <= value <= _MOST_CLICKS)
+    if name == "step" or name.endswith("-tick"):
+        return value is None or is_whole
+    if name.startswith("plan-") and name != "plan-schedule":
+        return value in (None, "") or is_whole or (isinstance(value, float) and math.isfinite(value))
+    return value is None or isinstance(value, str)
 
 
 def _explain(error: HTTPException) -> Response:

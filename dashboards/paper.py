@@ -264,21 +264,13 @@ def _rows(sweep: Sweep | None) -> Rows:
     return [] if sweep is None else as_rows(sweep_columns(sweep))
 
 
-def _needs(form: OnPaper) -> Rows:
-    run = form.estimate()
-    return [] if run is None else as_rows(rank_columns(run.estimate))
-
-
-def _sent(form: OnPaper) -> Rows:
-    run = form.estimate()
-    return [] if run is None else as_rows(communication_columns(run.estimate, run.link_speeds))
-
-
 PAPER_TABLES: Mapping[str, Callable[[OnPaper], Rows]] = {
     "plan-ops": lambda form: form.step().ops.to_dict("records"),
     "plan-idle": _idle,
-    "plan-estimate": _needs,
-    "plan-estimate-communication": _sent,
+    "plan-estimate": lambda form: [] if (run := form.estimate()) is None else as_rows(rank_columns(run.estimate)),
+    "plan-estimate-communication": lambda form: (
+        [] if (run := form.estimate()) is None else as_rows(communication_columns(run.estimate, run.link_speeds))
+    ),
     "plan-fits": lambda form: as_rows(candidate_columns(found)) if (found := form.candidates()) else [],
     "plan-bubbles": lambda form: _rows(form.bubbles()),
     "plan-throughput": lambda form: _rows(form.throughput()),

@@ -14,7 +14,7 @@ from dashboards.components import Node, graph, in_browser, lines, panel, report_
 from dashboards.exports import picture_files, table_files
 from dashboards.store import Loaded, Store
 from pptrace.analysis.report import Report
-from pptrace.errors import PptraceError
+from pptrace.errors import PptraceError, mistake_of
 from pptrace.model.report_table import ReportTable
 from pptrace.report.tables import warning_lines
 
@@ -81,7 +81,7 @@ def guarded(make: Callable[[], Sequence[Node]], title: str, id: str) -> list[Nod
         return [empty(title, str(err), id)]
     except Exception as err:  # a page that says so serves its reader better than an empty one
         _log.exception("%s failed", title)
-        return [empty(title, f"{type(err).__name__}: {err} (a mistake in pptrace; the terminal has the details)", id)]
+        return [empty(title, mistake_of(err), id)]
 
 
 def waiting(*children: Node, id: str) -> Node:

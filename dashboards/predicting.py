@@ -14,7 +14,7 @@ from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import Study
 from pptrace.api.whatif import Predictions, changes_of
 from pptrace.api.wishes import Wishes
-from pptrace.errors import PptraceError
+from pptrace.errors import PptraceError, mistake_of
 
 _log = logging.getLogger(__name__)
 _IDLE_S = 10.0
@@ -115,7 +115,7 @@ class Predicting:
             self._end(err)
         except Exception as err:  # a page that says so serves its reader better than one that waits for ever
             _log.exception("predicting failed")
-            self._end(PptraceError(f"{type(err).__name__}: {err} (a mistake in pptrace; the terminal has the details)"))
+            self._end(PptraceError(mistake_of(err)))
 
     def _is_wanted(self) -> bool:
         """Return whether to predict another change; if not, the thread ends."""

@@ -17,12 +17,11 @@ from pptrace.errors import PptraceError
 from pptrace.report.metrics import CONTENT_TYPE, live_metrics_of, metrics_of
 from pptrace.report.tiles.about import describe
 from pptrace.report.tiles.bars import Place, aligned_at, bar_at
-from pptrace.report.tiles.changed import CHANGED
 from pptrace.report.tiles.cut import NUM_BUCKETS, Range
 from pptrace.report.tiles.details import details
 from pptrace.report.tiles.events import EVENTS, describe_lanes, events_tile
 from pptrace.report.tiles.journey import journey
-from pptrace.report.tiles.replayed import PLANNED, SIMULATED
+from pptrace.report.tiles.replayed import CHANGED, PLANNED, SIMULATED
 from pptrace.report.tiles.scripts import script, style
 from pptrace.report.tiles.search import search
 from pptrace.report.tiles.sums import sums_of

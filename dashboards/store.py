@@ -13,7 +13,7 @@ from typing import Any
 
 from dashboards.live import LiveSteps
 from pptrace.analysis.result import StepReport
-from pptrace.errors import PptraceError
+from pptrace.errors import PptraceError, mistake_of
 from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_file
 from pptrace.ingest.inputs.resolve import FACTS_OF_RANKS, RUN_FILE, run_of
 from pptrace.ingest.job.packing import DAMAGE
@@ -153,8 +153,7 @@ def _load(paths: tuple[Path, ...], on_progress: OnProgress, as_recorded: bool) -
         return Loaded(paths, error=" ".join(str(err).split()), run=run, files=_describe_files(paths))
     except Exception as err:  # a page that says so serves its reader better than an empty one
         _log.exception("analysing %s failed", ", ".join(map(str, paths)))
-        problem = f"{type(err).__name__}: {err} (a mistake in pptrace; the terminal has the details)"
-        return Loaded(paths, error=problem, run=run, files=_describe_files(paths))
+        return Loaded(paths, error=mistake_of(err), run=run, files=_describe_files(paths))
 
 
 def _describe_files(paths: Sequence[Path]) -> tuple[InputFile, ...]:

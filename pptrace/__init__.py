@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pptrace.api.compare import RunComparison, compare
     from pptrace.api.estimate import EstimatedRun, estimate
     from pptrace.api.estimate_sweep import estimate_sweep
+    from pptrace.api.files import TimelinePicture
     from pptrace.api.hang import HangReport, hang
     from pptrace.api.load import load
     from pptrace.api.run import Run
     from pptrace.api.simulate import SimulatedStep, simulate
     from pptrace.api.sweep import sweep
-    from pptrace.api.timeline_picture import TimelinePicture
     from pptrace.api.whatif import Predictions
     from pptrace.schedule.plan import Plan
     from pptrace.schedule.registry import Schedule
@@ -65,7 +65,7 @@ _MODULES = {
     "RunComparison": "pptrace.api.compare",
     "Schedule": "pptrace.schedule.registry",
     "SimulatedStep": "pptrace.api.simulate",
-    "TimelinePicture": "pptrace.api.timeline_picture",
+    "TimelinePicture": "pptrace.api.files",
     "compare": "pptrace.api.compare",
     "estimate": "pptrace.api.estimate",
     "estimate_sweep": "pptrace.api.estimate_sweep",

@@ -4,6 +4,11 @@ Only the command line catches them; everything else lets them pass.
 """
 
 
+def mistake_of(err: Exception) -> str:
+    """The line about an error that is a mistake in pptrace itself, for whoever shows it and logs where it was."""
+    return f"{type(err).__name__}: {err} (a mistake in pptrace; the terminal has the details)"
+
+
 class PptraceError(Exception):
     """A mistake in what pptrace was given. Ends a command with one line and exit code 1."""
 

@@ -17,15 +17,15 @@ from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import doubt_of_gain, verdict_lines
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, StepReport
+from pptrace.ingest.inputs.resolve import ranks_of_run
 from pptrace.model.report_table import Amount, ReportTable
 from pptrace.model.units import milliseconds
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.recording import audit_line, recording_line
-from pptrace.report.step_tiles import step_tiles
+from pptrace.report.step_tiles import bar_of, step_tiles
 from pptrace.report.summary_figures import MOST_BARS, is_drawn, overview, waterfall
 from pptrace.report.tables import tables_of_run, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.step_series import length_of
-from pptrace.report.verdict_bar import bar_of
 
 _ELSEWHERE: Mapping[str, str] = {
     "blame": "Bubbles",
@@ -128,7 +128,7 @@ def _run_problem(loaded: Loaded, report: Report) -> list[Node]:
     status = loaded.run.get("status")
     if status in (None, "ok"):
         return [] if report.hang is None else [hang_panel(report.hang)]
-    entries = [entry for entry in loaded.run.get("ranks") or () if isinstance(entry, Mapping)]
+    entries = ranks_of_run(loaded.run)
     errors = [f"rank {entry.get('rank')}: {entry['error']}" for entry in entries if entry.get("error")]
     errors += [f"rank {entry.get('rank')} left no trace" for entry in entries if not entry.get("trace")]
     title = f"The run is {status}" if status == "running" else f"The run ended as {status}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dash import dcc, html
 
 from dashboards.components import Node, hang_panel, panel, table
 from dashboards.store import READABLE, InputFile, Loaded
 from pptrace.hang_diagnosis.calls import hang_of_run
+from pptrace.ingest.inputs.resolve import ranks_of_run
 from pptrace.live_records.frames import SUFFIX
 from pptrace.model.units import num_bytes
 from pptrace.model.wording import counted
@@ -69,7 +70,7 @@ def layout(loaded: Loaded) -> Node:
     columns.append(_files_panel(loaded.files))
     if not loaded.run:
         columns.append(_openable_panel())
-    ranks = [entry for entry in loaded.run.get("ranks") or () if isinstance(entry, Mapping)]
+    ranks = ranks_of_run(loaded.run)
     if ranks:
         names = ("rank", "status", "trace", "error", "note")
         rows = [[_text(entry.get(name)) for name in names] for entry in ranks]

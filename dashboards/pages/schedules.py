@@ -62,7 +62,7 @@ def layout(loaded: Loaded, _answers: object, query: Query = NOTHING) -> Node:
 
 
 def _id(key: str) -> str:
-    """The id of a field; ``dashboards/callbacks.py`` takes numbers alone for what begins with plan."""
+    """The id of a field; ``dashboards/guard.py`` takes numbers alone for what begins with plan."""
     is_number = key not in SEVERAL and _OPTIONS[key].takes in _NUMBERS
     return f"{'plan' if is_number else 'size'}-{key}"
 

@@ -18,6 +18,7 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.stages.show import stage_tables, stages_table
 from pptrace.analysis.stragglers.show import has_slowdown, stragglers_table
 from pptrace.analysis.whatif.frameworks import paste_options
+from pptrace.api.whatif import commas
 from pptrace.api.wishes import Wishes
 from pptrace.model.report_table import Amount
 from pptrace.report.charts.stages import group_lines, stage_points, stage_work_chart, stages_chart
@@ -105,17 +106,13 @@ def advice(answers: Answers, layers: str | None) -> list[Node]:
     if today is None or best is None:
         return [html.P(reason, className="empty", id="split-unknown")]
     if best == today:
-        return [html.P(f"{_commas(today)} is the best split already, by the measured costs.", id="split-best")]
+        return [html.P(f"{commas(today)} is the best split already, by the measured costs.", id="split-best")]
     result = answers.whatif(Wishes(split=best, layers=wishes.layers)).result
     gain = span_words(result.scenarios[0], result) if result.scenarios else "its gain cannot be predicted"
-    line = f"{_commas(best)} layers in place of {_commas(today)}: {gain}"
+    line = f"{commas(best)} layers in place of {commas(today)}: {gain}"
     rows = []
     for framework, option in paste_options(best, study.costs.plan):
         copy = dcc.Clipboard(content=option, title=f"copy for {framework}")
         rows.append(html.Tr([html.Td(framework), html.Td(html.Code(option)), html.Td(copy)]))
     verdict = html.P(line, className="verdict", id="split-best")
     return [verdict, html.Table(html.Tbody(rows), id="split-paste")]
-
-
-def _commas(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))

@@ -29,9 +29,10 @@ from pptrace.analysis.explain.step_times import (
     step_times,
 )
 from pptrace.analysis.steps.steps import PlannedStep
-from pptrace.model.tables import COMPUTE_KINDS, MESSAGES, UNKNOWN, Bool, Int8, Int64
+from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, Bool, Int8, Int64
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.slices import Slice, rows_among, slices_by_rank
+from pptrace.timeline.lanes import is_message
 from pptrace.timeline.windows import StepWindow
 
 
@@ -246,11 +247,10 @@ def _ends(windows: IndexedWindows, data: AlignedRun, number: Int64) -> Slice:
     for rank, indices in windows.of_rank.items():
         comms, window = rows_in_steps(data.rows.of_rank(rank).comms, windows.step[indices], indices)
         comms = with_moved_times(comms, window)
-        is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
-        is_message &= number[window] >= 0
-        ends, place = comms.where(is_message), windows.windows[int(indices[0])].ranks.index(rank)
+        is_end = is_message(comms) & (comms["match"] >= 0) & (number[window] >= 0)
+        ends, place = comms.where(is_end), windows.windows[int(indices[0])].ranks.index(rank)
         columns = {name: ends[of] for name, of in _OF_ENDS.items()}
-        columns |= {"window": number[window[is_message]], "is_send": ends["kind"] == "send"}
+        columns |= {"window": number[window[is_end]], "is_send": ends["kind"] == "send"}
         parts.append(Slice(columns | {"rank": np.full(len(ends), place, dtype=np.int64)}))
     return Slice.joined(parts)
 

@@ -189,9 +189,7 @@ def estimate_of(options: EstimateOptions, spell: Spelling = str) -> EstimatedRun
     )
 
 
-@lru_cache(64)
-def _plan(schedule: str, *sizes: Any) -> Plan:
-    return registry.build(schedule, *sizes)
+_plan = lru_cache(64)(registry.build)
 
 
 def _with_file(options: EstimateOptions, spell: Spelling) -> tuple[EstimateOptions, ModelFile]:

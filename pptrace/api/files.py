@@ -1,10 +1,13 @@
-"""Files that a user names: paths to read, and files to write; JSON and HTML of what the API gives, as text or to such a file."""
+"""Files that a user names: paths to read, and files to write; JSON and HTML of what the API gives, as text or to such a file, or
+as a notebook shows it.
+"""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,6 +17,7 @@ from pptrace.errors import PptraceError, UsageError
 FilePath = str | os.PathLike[str]
 FilePaths = FilePath | Sequence[FilePath]
 """One path or several."""
+_HEIGHT_PX = 620
 
 
 def as_inputs(paths: FilePaths) -> list[Path]:
@@ -151,6 +155,23 @@ class ExportsOps(ExportsPage):
 
     @abstractmethod
     def _json_object(self, with_ops: bool) -> dict[str, Any]: ...
+
+
+class TimelinePicture(ExportsPage):
+    """A timeline: a notebook shows it, and the wheel zooms; ``to_html`` gives it as a page of its own."""
+
+    def __init__(self, title: str, page: str) -> None:
+        """Take the page that draws it."""
+        self._title, self._html = title, page
+
+    def _page(self) -> str:
+        return self._html
+
+    def __repr__(self) -> str:
+        return f"<pptrace.TimelinePicture: {self._title}>"
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{escape(self._html)}" style="width: 100%; height: {_HEIGHT_PX}px; border: 0"></iframe>'
 
 
 def _parts_of(json_object: dict[str, Any]) -> Iterator[str]:

@@ -16,9 +16,8 @@ from pptrace.analysis.result import StepReport
 from pptrace.analysis.whole_run import Waterfall
 from pptrace.api.comms_table import CommsTable
 from pptrace.api.copies import CopiedTable
-from pptrace.api.files import ExportsOps, FilePath, as_path, reason, text_or_file
+from pptrace.api.files import ExportsOps, FilePath, TimelinePicture, as_path, reason, text_or_file
 from pptrace.api.options import method_takes_options, require_whole
-from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.categories import without_categories

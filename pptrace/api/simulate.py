@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pptrace.api.copies import CopiedTable
-from pptrace.api.files import ExportsOps, FilePath, text_or_file
+from pptrace.api.files import ExportsOps, FilePath, TimelinePicture, text_or_file
 from pptrace.api.options import (
     Value,
     argument,
@@ -21,12 +21,10 @@ from pptrace.api.options import (
     require_whole,
     takes_options,
 )
-from pptrace.api.timeline_picture import TimelinePicture
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
-from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.shape import OpCosts, Shape
+from pptrace.schedule.shape import Shape
 from pptrace.schedule.text import to_csv
 from pptrace.schedule.validate import read_sound_csv, validate
 from pptrace.simulator import Costs, Simulation, idle_parts, uniform
@@ -208,10 +206,7 @@ class SimulateOptions:
                 f"simulate {name}: {missing} is not given; a named schedule needs {spell('pp')} and {spell('microbatches')}"
             )
         sizes = (self.pp, self.microbatches, self.chunks, self.group_size, self.lean, self.memory_limit)
-        if costs is None:
-            return registry.shape_for(name, *sizes)
-        of_ops = OpCosts(costs.kinds[Kind.F], costs.kinds[Kind.I], costs.kinds[Kind.W], costs.p2p_latency_ns)
-        return registry.shape_for(name, *sizes, of_ops)
+        return registry.shape_for(name, *sizes, None if costs is None else costs.of_search)
 
 
 @takes_options(SimulateOptions)

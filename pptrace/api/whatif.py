@@ -170,11 +170,11 @@ def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
     if (plan is not None and len(wishes.layers) != plan.chain_length) or not fits(wishes.layers):
         expected = "" if plan is None else f" {plan.chain_length},"
         raise UsageError(
-            f"--layers {_commas(wishes.layers)}: expected{expected} one number of layers for each stage of the run, at least 1 "
+            f"--layers {commas(wishes.layers)}: expected{expected} one number of layers for each stage of the run, at least 1 "
             "but at the ends"
         )
     if traced is not None and tuple(wishes.layers) != tuple(traced):
-        raise UsageError(f"--layers {_commas(wishes.layers)}: the trace tells {_commas(traced)}; leave out --layers")
+        raise UsageError(f"--layers {commas(wishes.layers)}: the trace tells {commas(traced)}; leave out --layers")
     return tuple(wishes.layers)
 
 
@@ -262,12 +262,12 @@ def _require_fits(wishes: Wishes, study: Study) -> None:
         )
     if wishes.split is not None and not fits(wishes.split):
         raise UsageError(
-            f"--split {_commas(wishes.split)}: every stage but the first and the last has at least one layer; expected such as "
+            f"--split {commas(wishes.split)}: every stage but the first and the last has at least one layer; expected such as "
             "5,5,5,3 or 6,6,6,0"
         )
     pp = study.costs.plan.pp
     if wishes.placement is not None and sorted(wishes.placement) != list(range(pp)):
-        raise UsageError(f"--placement {_commas(wishes.placement)}: expected each of 0 to {pp - 1} once")
+        raise UsageError(f"--placement {commas(wishes.placement)}: expected each of 0 to {pp - 1} once")
     layers, number = study.costs.layers, wishes.recompute_layers
     if layers is not None and number is not None and number > max(layers) and not (wishes.chunks or wishes.split):
         raise UsageError(f"--recompute-layers {number}: stages have at most {counted(max(layers), 'layer')}")
@@ -300,10 +300,10 @@ def _name(wishes: Wishes) -> str:
         counted(wishes.chunks, "chunk") if wishes.chunks else "",
         counted(wishes.microbatches, "microbatch", "microbatches") if wishes.microbatches else "",
         f"microbatches {wishes.microbatch_size:g} times the size" if wishes.microbatch_size else "",
-        f"split {_commas(wishes.split)}" if wishes.split else "",
+        f"split {commas(wishes.split)}" if wishes.split else "",
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",
         *(f"collectives along {name.replace('=', ' ')} times as fast" for name in wishes.collective_speeds),
-        f"placement {_commas(wishes.placement)}" if wishes.placement else "",
+        f"placement {commas(wishes.placement)}" if wishes.placement else "",
         "" if wishes.prefetch is None else prefetch_name(wishes.prefetch),
         "" if wishes.recompute_layers is None else recompute_name(wishes.recompute_layers),
         *(f"ideal {name}" for name in dict.fromkeys(wishes.ideals)),
@@ -311,5 +311,6 @@ def _name(wishes: Wishes) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _commas(numbers: Sequence[int]) -> str:
+def commas(numbers: Sequence[int]) -> str:
+    """Numbers as options take them."""
     return ",".join(map(str, numbers))

@@ -25,13 +25,13 @@ from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, EITHER
 from pptrace.report.hang import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.recording import recording_line
 from pptrace.report.simulation_text import idle_table
+from pptrace.report.step_tiles import bar_of
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
 from pptrace.report.tables import tables_of_run, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.step_series import steps_table
 from pptrace.report.tiles.inline import InlineTimeline, inline_run, inline_simulation
 from pptrace.report.tiles.scripts import script, style
-from pptrace.report.verdict_bar import bar_of
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.simulator.sweep.run import Sweep

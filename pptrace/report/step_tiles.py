@@ -1,4 +1,4 @@
-"""Key figures of a step, each with its reference value, for pages and notebooks."""
+"""Key figures of a step, each with its reference value, and a bar of what it is made of, for pages and notebooks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from statistics import fmean
 
 from msgspec import Struct
 
+from pptrace.analysis.part_words import cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import StepReport
 from pptrace.model.units import milliseconds, percent
 from pptrace.model.wording import as_ranges
+from pptrace.report.colours import OUTSIDE_COLOUR, PART_COLOURS, ink
 
 _TIGHT = 1.25
 """A bubble above this many times its ideal is shown as a problem."""
+_HAS_ROOM = 0.08
+"""Share of the bar from which on a piece has room for its name."""
 
 
 class Tile(Struct, frozen=True):
@@ -111,3 +115,27 @@ def _exposed(step: StepReport) -> Tile:
     elif unknown:
         detail = f"not known of rank{'' if len(unknown) == 1 else 's'} {as_ranges(unknown)}"
     return Tile("exposed", "Exposed communication", value, detail, meaning)
+
+
+class BarPart(Struct, frozen=True):
+    """One piece of the bar: its colour, that of text on it, what it says, its share, and the name that it has room for."""
+
+    colour: str
+    ink: str
+    text: str
+    share: float
+    label: str = ""
+
+
+def bar_of(step: StepReport | None) -> tuple[BarPart, ...]:
+    """The parts of a step from left to right; what made it shorter has no length and is left out. () where they are not known."""
+    if step is None or not (parts := step.parts) or not step.length_ns:
+        return ()
+    longer = {name: ns for name, ns in parts.items() if ns > 0}
+    bar = []
+    for name, ns in longer.items():
+        words, share = words_of_part(step, name), ns / sum(longer.values())
+        colour = PART_COLOURS.get(cause_of_part(step, name), OUTSIDE_COLOUR)
+        text = f"{words.phrase}{place_of_part(step, name)}: {milliseconds(ns)} ms, {percent(ns / step.length_ns)}"
+        bar.append(BarPart(colour, ink(colour), text, share, words.label if share >= _HAS_ROOM else ""))
+    return tuple(bar)

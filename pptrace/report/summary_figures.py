@@ -1,7 +1,4 @@
-"""Summary figures of a step: each rank's window in parts, and the waterfall of the span.
-
-The verdict as a page shows it: a bar of what the step is made of, above its three lines.
-"""
+"""Summary figures of a step: each rank's window in parts, and the waterfall of the span."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay import Replay, Timed
 from pptrace.schedule.replay_table import Times, replay_table
+from pptrace.schedule.shape import OpCosts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +51,11 @@ class Costs(Struct, frozen=True):
                 raise UsageError(f"{words} costs {value} ns; expected at least 0")
         if self.p2p_latency_ns < 0:
             raise UsageError(f"a message has a latency of {self.p2p_latency_ns} ns; expected at least 0")
+
+    @property
+    def of_search(self) -> OpCosts:
+        """The costs of the kinds and of a message, as schedules that are searched take them."""
+        return OpCosts(self.kinds[Kind.F], self.kinds[Kind.I], self.kinds[Kind.W], self.p2p_latency_ns)
 
     def duration(self, action: Action) -> int:
         """The cost of an action, ns.

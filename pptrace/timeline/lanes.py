@@ -145,10 +145,15 @@ def exposed_inside_ops(ops: Slice, comms: Slice, lane: Lane, axis: str) -> Int64
     return lengths_within(moved, ops["start_ns"], ops["end_ns"])
 
 
+def is_message(comms: Slice) -> npt.NDArray[np.bool_]:
+    """Mark the pipeline's messages among some communication."""
+    messages: npt.NDArray[np.bool_] = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
+    return messages
+
+
 def is_inner(comms: Slice) -> npt.NDArray[np.bool_]:
     """Mark the communication that is a part of an op: collectives and exchanges, not the pipeline's messages."""
-    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
-    inner: npt.NDArray[np.bool_] = (comms["microbatch"] < 0) & ~is_message
+    inner: npt.NDArray[np.bool_] = (comms["microbatch"] < 0) & ~is_message(comms)
     return inner
 
 

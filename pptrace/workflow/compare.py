@@ -8,7 +8,8 @@ from pptrace.analysis.compare.facts import core_wait_of, facts_of
 from pptrace.analysis.compare.figures import figures_of
 from pptrace.analysis.compare.recording import recording_of
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.analysis.compare.undisturbed import op_times, steadiness_of, usual_plan
+from pptrace.analysis.compare.undisturbed import op_times, steadiness_of
+from pptrace.analysis.matrix.step_matrix import usual_plan
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
 from pptrace.ingest.inputs.several import runs_at

@@ -14,7 +14,7 @@ from pptrace.hang_diagnosis.calls import hang_of_run, rank_text
 from pptrace.hang_diagnosis.verdict import as_json
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.formats import entry_of
-from pptrace.ingest.inputs.resolve import RUN_FILE, run_of
+from pptrace.ingest.inputs.resolve import RUN_FILE, ranks_of_run, run_of
 from pptrace.ingest.sniff import sniff_flight
 
 
@@ -38,9 +38,8 @@ def find_hang(paths: Sequence[Path]) -> HangResult:
     """
     for path in paths:
         if (run := run_of(path)) and not _dumps_in(path):
-            entries, hang = run.get("ranks"), hang_of_run(run)
-            known = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-            ranks = sorted(rank for entry in known if isinstance(rank := entry.get("rank"), int))
+            hang = hang_of_run(run)
+            ranks = sorted(rank for entry in ranks_of_run(run) if isinstance(rank := entry.get("rank"), int))
             reason = f"{path}: the run ended as {run.get('status')!r}, and no rank was seen to hang"
             return HangResult(hang, "" if hang else reason, tuple(ranks))
     dumps = [dump for path in paths for dump in _dumps_of(path)]

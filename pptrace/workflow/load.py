@@ -69,25 +69,24 @@ def load(
         traces.by_path.clear()  # a large table may be a small file
     analysis = _analyse_read(request, read, is_brief=is_undone)
     why_recorded = _why_recorded(request, analysis, as_recorded)
-    undone = undo_recording(analysis, recordings, why_recorded)
+    recording, corrections = undo_recording(analysis, recordings, why_recorded)
     del recordings
-    if undone.corrections is None:
+    if corrections is None:
         analysis = analysis.answered()
         report = analysis.report
-        with_cost = replace(report, recording=undone.report) if why_recorded else with_recording(report, undone.report)
+        with_cost = replace(report, recording=recording) if why_recorded else with_recording(report, recording)
         return analysis.with_report(with_cost)
     recorded, device = recorded_figures(analysis.report), analysis.report.device
     sharing = analysis.sharing  # kernels take turns as they were recorded
     del analysis
-    correct = partial(recognise_corrected, undone.corrections)
-    store = RankStore(corrections=undone.corrections.digest) if cache else None
+    correct = partial(recognise_corrected, corrections)
+    store = RankStore(corrections=corrections.digest) if cache else None
     if traces is not None:
         traces.correct, traces.cache, store = correct, store, traces
     analysis = _analyse_read(request, [read_each(request.inputs, correct, jobs, None, store, read_files)], sharing)
-    recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
-    report = with_recording(replace(analysis.report, device=device), recording)
-    return dataclasses.replace(analysis, report=report, corrections=undone.corrections)
+    report = with_recording(replace(analysis.report, device=device), replace(recording, as_recorded=recorded))
+    return dataclasses.replace(analysis, report=report, corrections=corrections)
 
 
 def _why_recorded(request: _Request, analysis: Analysis, as_recorded: bool) -> str:

@@ -119,8 +119,5 @@ class RankStore(Struct, frozen=True):
             ranks = unpack(packed, tuple[RecognisedRank, ...], [file.path])
         except DAMAGE:  # damaged, or from another version
             return None
-        return ranks if all(map(_has_schemas, ranks)) else None
-
-
-def _has_schemas(rank: RecognisedRank) -> bool:
-    return all(tuple(getattr(rank, name)) == tuple(schema) for name, schema in _SCHEMAS.items())
+        tables = [(getattr(rank, name), schema) for rank in ranks for name, schema in _SCHEMAS.items()]
+        return ranks if all(tuple(table) == tuple(schema) for table, schema in tables) else None

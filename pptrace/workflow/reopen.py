@@ -209,7 +209,11 @@ def _parts_of(analysis: Analysis) -> _Kept:
             continue
         number = numbers.setdefault(id(rows.rows), len(tables))
         if number == len(tables):
-            tables.append(_compact(rows.rows))
+            texts = {name: rows.rows.codes(name) for name in _TEXTS}
+            columns: dict[str, Any] = {name: compact(rows.rows[name]) for name in _NUMBERS}
+            tables.append(
+                Slice(columns | {name: Texts(compact(codes), values) for name, (codes, values) in texts.items()})
+            )
         places.append((number, *rows.place))
     report = analysis.report
     steps = (replace(step, ranks=tuple(replace(rank, ops=()) for rank in step.ranks)) for step in report.steps)
@@ -218,12 +222,6 @@ def _parts_of(analysis: Analysis) -> _Kept:
         *(analysis.schedule, analysis.mesh, analysis.windows, analysis.num_ops, analysis.expert_traffic),
         *(tuple(places), tuple(tables)),
     )
-
-
-def _compact(rows: Slice) -> Slice:
-    texts = {name: rows.codes(name) for name in _TEXTS}
-    numbers = {name: compact(rows[name]) for name in _NUMBERS}
-    return Slice({**numbers, **{name: Texts(compact(codes), values) for name, (codes, values) in texts.items()}})
 
 
 def _with_ops(kept: _Kept) -> _Kept:

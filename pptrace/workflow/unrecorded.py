@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from pptrace.analysis.audit import audit_clock, audit_events, audit_report
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.report import KERNELS_MISSING, RecordingReport
+from pptrace.ingest.inputs.resolve import ranks_of_run
 from pptrace.intervals import Int64, lengths_within, union
 from pptrace.model.damage import CLOCK_KINDS, Damage, RankDamage
 from pptrace.model.tables import COMPUTE_KINDS
@@ -50,23 +51,22 @@ _NO_COST = (
 )
 
 
-class Undone(Struct, frozen=True):
-    """The run's recording: the block of the report, and what corrects the traces; None where figures stay as recorded."""
+def undo_recording(
+    analysis: Analysis, recordings: Mapping[int, RankRecording], why_recorded: str = ""
+) -> tuple[RecordingReport, Corrections | None]:
+    """Find what recording did to a run that was analysed as it was recorded, as which it stays if ``why_recorded`` says why.
 
-    report: RecordingReport
-    corrections: Corrections | None = None
-
-
-def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], why_recorded: str = "") -> Undone:
-    """Find what recording did to a run that was analysed as it was recorded, as which it stays if ``why_recorded`` says why."""
-    undone = _undone(analysis, recordings, why_recorded)
+    Returns:
+        The block of the report, and what corrects the traces; None where figures stay as recorded.
+    """
+    block, corrections = _undone(analysis, recordings, why_recorded)
     settings = {rank: recording.settings for rank, recording in recordings.items()}
     damage = {rank: recording.damage for rank, recording in recordings.items() if len(recording.damage)}
     for rank, work in analysis.data.work.items():
         known = damage.get(rank, RankDamage())
         if work.missing_device_events and not known.has(Damage.NO_DEVICE_EVENTS, *CLOCK_KINDS):
             damage[rank] = RankDamage.joined((known, RankDamage.counted(Damage.NO_DEVICE_EVENTS, 1)))
-    clock, block = analysis.data.clock, undone.report
+    clock = analysis.data.clock
     for rank, ends in clock.early_ends.items():
         damage[rank] = RankDamage.joined((damage.get(rank, RankDamage()), RankDamage.of(Damage.EARLY_ENDS, ends)))
     audit = (
@@ -74,10 +74,12 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
         *audit_clock(clock),
         *audit_report(analysis.report, settings, block.slowdown, block.slowed_after, analysis.lacking),
     )
-    return replace(undone, report=replace(undone.report, audit=audit))
+    return replace(block, audit=audit), corrections
 
 
-def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_recorded: str) -> Undone:
+def _undone(
+    analysis: Analysis, recordings: Mapping[int, RankRecording], why_recorded: str
+) -> tuple[RecordingReport, Corrections | None]:
     settings = next((rank.settings for rank in recordings.values() if rank.settings), {})
     measured = measured_steps(analysis, settings)
     block = RecordingReport(
@@ -92,18 +94,18 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
     is_missing = any(work.missing_device_events for work in analysis.data.work.values())
     if every and (is_missing or len(every & lost) > _MOST_LOST * len(every)):
         block = block if length is None else _slowed(block, measured, length)
-        return Undone(replace(block, reason=KERNELS_MISSING))
+        return replace(block, reason=KERNELS_MISSING), None
     if recorded is None:
-        return Undone(replace(block, reason="no step begins and ends in the traces"))
+        return replace(block, reason="no step begins and ends in the traces"), None
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
     prediction = _Prediction.of(analysis, known, steps, lost) if known and not why_recorded else None
     recorded = recorded if prediction is None else prediction.recorded_step
     if length is not None and not length <= _MOST_APART * recorded <= _MOST_APART**2 * length:
-        return Undone(replace(block, reason=_MARKS_APART))
+        return replace(block, reason=_MARKS_APART), None
     measured = measured.like(recorded)
     block = _slowed(block, measured, recorded)
     if prediction is None:
-        return Undone(replace(block, reason=why_recorded or _NO_COST))
+        return replace(block, reason=why_recorded or _NO_COST), None
     return prediction.undone(block, measured)
 
 
@@ -115,10 +117,10 @@ def _slowed(block: RecordingReport, measured: UnrecordedSteps, recorded: int) ->
 
 def measured_steps(analysis: Analysis, settings: Mapping[str, Any]) -> UnrecordedSteps:
     """The steps of a run that were timed without being recorded, as ranks wrote into run.json at their end, else into traces."""
-    ranks = analysis.run.get("ranks")
-    entries = [entry for entry in ranks if isinstance(entry, Mapping)] if isinstance(ranks, list) else []
-    of_run = [entry[STEP_TIMES] for entry in entries if isinstance(entry.get(STEP_TIMES), Mapping)]
-    of_traces = [facts[STEP_TIMES] for facts in analysis.facts.values() if isinstance(facts.get(STEP_TIMES), Mapping)]
+    of_run, of_traces = (
+        [facts[STEP_TIMES] for facts in of_ranks if isinstance(facts.get(STEP_TIMES), Mapping)]
+        for of_ranks in (ranks_of_run(analysis.run), analysis.facts.values())
+    )
     return unrecorded_steps(of_run or of_traces, is_detached=settings.get("cupti_teardown") is True)
 
 
@@ -220,7 +222,7 @@ class _Prediction(Struct, frozen=True):
         """The typical step as it was recorded, to the end of the device's work, ns."""
         return self._step(self.graph.time_ns)
 
-    def undone(self, block: RecordingReport, measured: UnrecordedSteps) -> Undone:
+    def undone(self, block: RecordingReport, measured: UnrecordedSteps) -> tuple[RecordingReport, Corrections | None]:
         """The block with the prediction, and the corrections where the step is another than the recorded one."""
         recorded, unrecorded = self.recorded_step, measured.typical_ns
         scale = 1.0 if unrecorded is None else self._scale_for(measured, unrecorded)
@@ -242,8 +244,8 @@ class _Prediction(Struct, frozen=True):
             device_idle_share=self._idle_share(comes),
         )
         if recorded - predicted <= max(high - predicted, round(_LEAST_CHANGE * recorded)):
-            return Undone(block)
-        return Undone(replace(block, figures="unrecorded"), self._corrections(comes, scale))
+            return block, None
+        return replace(block, figures="unrecorded"), self._corrections(comes, scale)
 
     def _scale_for(self, measured: UnrecordedSteps, unrecorded: int) -> float:
         """The most likely scale of the cost: step as measured, cost as the trace shows it, each as far as it is certain."""

@@ -23,7 +23,6 @@ from dashboards.pages import (
     hang,
     memory,
     overview,
-    predictions,
     problem,
     stages,
     steps,
@@ -36,8 +35,8 @@ from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.marks import METADATA_KEY
 from pptrace.model.report_table import ReportTable
+from pptrace.report.step_tiles import bar_of
 from pptrace.report.to_files import write_csv
-from pptrace.report.verdict_bar import bar_of
 from pptrace.workflow.load import load
 from tests.analysis.compare.test_without_pipeline import run_of
 from tests.analysis.experts.test_experts import Experts
@@ -88,7 +87,7 @@ def pages_of(path: Path) -> dict[str, list[Any]]:
     makes: dict[str, Callable[[], Any]] = {
         "steps": lambda: steps.body(loaded, step),
         "bubbles": lambda: bubbles.body(loaded, step),
-        "whatif": lambda: predictions.changes(answers.predicting(Wishes()).wait(60), {}),
+        "whatif": lambda: bubbles.changes(answers.predicting(Wishes()).wait(60), {}),
         "try": lambda: try_change.tried(answers, {"schedule": "zb-h1"}),
         "communication": lambda: [*communication.of_step(loaded, step), *communication.of_links(report, axis)],
         "memory": lambda: memory.body(loaded),

@@ -11,7 +11,7 @@ import pytest
 
 import dashboards.predicting
 from dashboards.answers import Answers
-from dashboards.pages import predictions
+from dashboards.pages import bubbles
 from dashboards.predicting import Predicting, Progress
 from dashboards.store import Store
 from dashboards.wishes import wishes_of
@@ -123,19 +123,19 @@ def test_a_wait_has_an_end(study: Study, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_page_that_has_what_there_is_gets_the_bar_alone(small_answers: Answers) -> None:
-    first = predictions._answer(small_answers, {}, None, is_paused=True)
+    first = bubbles._answer(small_answers, {}, None, is_paused=True)
     assert first[:2] == ([], "predicting")
     assert first[6], "a page that is paused does not ask"
     small_answers.predicting(Wishes()).wait(60)
-    body, place, done, most, _, _, is_still, state = predictions._answer(small_answers, {}, first[-1], is_paused=False)
+    body, place, done, most, _, _, is_still, state = bubbles._answer(small_answers, {}, first[-1], is_paused=False)
     assert (place, done, is_still) == ("gone", most, True)
     assert body
-    again = predictions._answer(small_answers, {}, state, is_paused=False)
-    assert again[0] is predictions.no_update
+    again = bubbles._answer(small_answers, {}, state, is_paused=False)
+    assert again[0] is bubbles.no_update
     wrong = {"wgrad_share": 7.0}
     with pytest.raises(PptraceError):
         small_answers.predicting(wishes_of(wrong)).wait(60)
-    refused = predictions._answer(small_answers, wrong, state, is_paused=False)
+    refused = bubbles._answer(small_answers, wrong, state, is_paused=False)
     assert "--wgrad-share is 7" in str(refused[0])
     assert refused[1:] == ("gone", "0", "1", "", "Stop", True, "")
 

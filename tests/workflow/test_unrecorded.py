@@ -28,7 +28,7 @@ from pptrace.workflow import load as loading
 from pptrace.workflow.analyse import analyse_ranks
 from pptrace.workflow.load import load
 from pptrace.workflow.rank_store import recognise_trace
-from pptrace.workflow.unrecorded import Undone, _RankSteps, _StepNodes, _typical, undo_recording
+from pptrace.workflow.unrecorded import _RankSteps, _StepNodes, _typical, undo_recording
 from tests.support.programs import ROOT
 from tests.support.recorded_program import Graph, Launch, Op, Python, run_programs
 
@@ -193,7 +193,7 @@ def of_profiled_steps(losing: Sequence[int]) -> RecordingReport:
     lost = np.concatenate([kernels[:0], *(kernels[60 * step + 20 : 60 * step + 40] for step in losing)])
     events = events.take(np.setdiff1d(np.arange(len(events)), lost))
     recognised = recognise_trace(Trace("rank0", InputFormat.KINETO, 0, "", events=events))
-    return undo_recording(analyse_ranks([recognised]), {0: recognised.recording}).report
+    return undo_recording(analyse_ranks([recognised]), {0: recognised.recording})[0]
 
 
 def test_steps_begin_with_replays_on_the_device_that_a_host_ahead_of_it_launched_long_before() -> None:
@@ -226,7 +226,7 @@ def test_a_run_that_is_not_corrected_keeps_its_figures_and_has_no_findings_that_
 ) -> None:
     uncertain = RecordingReport(recorded_step_ns=100, predicted_step_ns=90, low_ns=50, high_ns=130)
     assert uncertain.is_too_uncertain
-    monkeypatch.setattr("pptrace.workflow.load.undo_recording", lambda *_: Undone(uncertain))
+    monkeypatch.setattr("pptrace.workflow.load.undo_recording", lambda *_: (uncertain, None))
     run = [ROOT / "sample_traces" / "1f1b_p4"]
     plain, recorded = load(run).report, load(run, as_recorded=True).report
     assert plain.recording == recorded.recording == uncertain

@@ -188,14 +188,12 @@ def _match_compute(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> It
 
     parts_a, parts_b = (run.parts[COMPUTE if by_stage else COMPUTE_OF_RANKS] for run in (a, b))
     if by_stage:
-        parts_a, parts_b = (_within(parts, common) for parts in (parts_a, parts_b))
+        parts_a, parts_b = (
+            {place: series for place, series in parts.items() if dict(place).get("stage") in common}
+            for parts in (parts_a, parts_b)
+        )
     of_a, of_b = _summed(parts_a, level), _summed(parts_b, level)
     yield from _match(COMPUTE, of_a, of_b, a, b)
-
-
-def _within(parts: Parts, stages: set[object]) -> Parts:
-    """The parts of some stages."""
-    return {place: series for place, series in parts.items() if dict(place).get("stage") in stages}
 
 
 def unmatched_names(a: StepFigures, b: StepFigures) -> Iterator[tuple[str, str]]:

@@ -103,12 +103,6 @@ def _level_of(values: Floats | Int64, level: float) -> Floats:
     return np.percentile(values, 100 * level, axis=0, method="weibull")
 
 
-def usual_plan(plans: tuple[StepMatrix, ...]) -> StepMatrix | None:
-    """The costs of the plan that most steps of a run have; None where no step has one."""
-    known = [costs for costs in plans if len(costs.step) and costs.plan is not None]
-    return max(known, key=lambda part: len(np.unique(part.step)), default=None)
-
-
 def op_times(costs: StepMatrix | None) -> OpTimes | None:
     """The times of ops and messages of a plan; None without one, or where not all pipelines have all steps."""
     if costs is None or costs.plan is None:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from pptrace.analysis.early_receives.of_rank import STREAM, RankOrder
-from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
+from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps, usual_plan
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import KINDS, Action
@@ -46,11 +46,9 @@ class RepairedOrder(Struct, frozen=True, eq=False):
 
 def repaired_order(plans: Sequence[StepMatrix], ranks: Mapping[int, RankOrder]) -> RepairedOrder | str:
     """The order of a run and a better one, from the costs of its whole steps and what each rank posted; or why there is none."""
-    whole = [costs for costs in plans if len(costs.step) and costs.plan is not None]
-    if not whole:
+    costs = usual_plan(plans)
+    if costs is None or costs.plan is None:
         return NO_PLAN
-    costs = max(whole, key=lambda part: len(np.unique(part.step)))
-    assert costs.plan is not None
     try:
         posted = posted_order(costs.plan.compute_only(), [ranks.get(rank) for rank in costs.ranks[0].tolist()])
     except ScheduleError as error:

@@ -15,6 +15,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.message_graph import end_of
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.slices import Slice, distinct_of, reduce_groups
+from pptrace.timeline.lanes import is_message
 
 MOVED = "moved_ns"
 """Column of messages: when each was moved, as :func:`with_moved_times` finds it."""
@@ -31,8 +32,8 @@ def with_moved_times(comms: Slice, window: Int64) -> Slice:
     moved last if messages took what those of their link took at least in the window; the others were moved when they would be so.
     """
     end, begin = comms["transfer_end_ns"], comms["transfer_start_ns"]
-    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
-    rows = np.flatnonzero(is_message & (comms["posted_ns"] == comms["start_ns"]))
+    is_batched = is_message(comms) & (comms["match"] >= 0) & (comms["posted_ns"] == comms["start_ns"])
+    rows = np.flatnonzero(is_batched)
     batch, first = distinct_of((window[rows], comms["start_ns"][rows]))
     if len(first) == len(rows):
         return Slice({**comms.columns, MOVED: end})
@@ -116,7 +117,7 @@ def longest_moved_with(pipeline: Sequence[int], comms: Slice, window: Int64, ops
     """
     peers = np.zeros(len(ops), dtype=np.int64)
     begin, end = np.maximum(comms["transfer_start_ns"], comms["asked_ns"]), comms["transfer_end_ns"]
-    is_moved = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0) & (end > begin)
+    is_moved = is_message(comms) & (comms["match"] >= 0) & (end > begin)
     peer, is_member = _places_of(pipeline, comms["peer"])
     moved = np.flatnonzero(is_moved & is_member)
     if not len(ops) or not len(moved):
@@ -139,8 +140,8 @@ def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice, collecti
     posted, ``free_ns`` the end of the op or call that was the last to end before on the rank, ``collected_ns`` how long garbage
     ``collections`` (:mod:`pptrace.intervals`) took of the time between.
     """
-    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
-    calls, window = comms.where(is_message), window[is_message]
+    is_matched = is_message(comms) & (comms["match"] >= 0)
+    calls, window = comms.where(is_matched), window[is_matched]
     is_send = calls.among("kind", ("send",))
     message = _messages_of(table, calls, is_send)
     lasts = calls["end_ns"] > calls["start_ns"]  # one that takes no time is posted with those that begin as it does
@@ -176,7 +177,7 @@ def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: In
 
     ``ops`` are the rank's, which tell which of its sends held it up (:func:`_holds_up`).
     """
-    is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
+    is_held = is_message(comms) & (comms["match"] >= 0)
     # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
     is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
     of_sends = np.flatnonzero(is_held & comms.among("kind", ("send",)))

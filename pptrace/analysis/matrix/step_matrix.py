@@ -341,6 +341,12 @@ def _compact(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return times
 
 
+def usual_plan(plans: Sequence[StepMatrix]) -> StepMatrix | None:
+    """The costs of the plan that most steps of a run have; None where no step has one."""
+    known = [costs for costs in plans if len(costs.step) and costs.plan is not None]
+    return max(known, key=lambda part: len(np.unique(part.step)), default=None)
+
+
 def in_order(parts: Sequence[Slice]) -> Slice:
     """The rows of several parts together, in order of their windows."""
     rows = Slice.joined(parts)

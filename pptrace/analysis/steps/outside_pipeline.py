@@ -145,17 +145,14 @@ Named = tuple[str, tuple[tuple[str, int | str], ...]]
 """A part and its place."""
 
 
-class OutsideRows(Struct, frozen=True, eq=False):
-    """Ranges and collectives of a rank outside of pipelines' windows.
+OutsideRows = tuple[Slice, Int64 | None]
+"""Ranges and collectives of a rank outside of pipelines' windows, and when its device waited for launches there, as a set of
+intervals; None without a device.
 
-    Columns of ``rows``: of those around one moment the one with the largest ``weight`` is the ``part`` of it. ``axis`` is that of
-    a collective, "" of a range. From ``begun_ns`` on a member of a collective is there; it has ``members`` (−1: unknown), and
-    takes ``transfer_ns`` at most to transfer. ``starved`` is when the device waited for launches, as a set of intervals; None
-    without a device.
-    """
-
-    rows: Slice
-    starved: Int64 | None
+Columns: of the rows around one moment the one with the largest ``weight`` is the ``part`` of it. ``axis`` is that of a
+collective, "" of a range. From ``begun_ns`` on a member of a collective is there; it has ``members`` (−1: unknown), and takes
+``transfer_ns`` at most to transfer.
+"""
 
 
 def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64, lacks_ranks: bool = False) -> OutsideRows:
@@ -233,7 +230,7 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64, lacks_ranks: 
         }
     )
     starved = None if lane is None or lane.idle is None else lane.idle.launch_starved
-    return OutsideRows(
+    return (
         Slice({name: np.concatenate([part[name] for part in found]) for name in found[0]}),
         None if starved is None else starved[are_outside(starved[:, 0], starved[:, 1])],
     )
@@ -312,7 +309,7 @@ class _Timelines:
         if segment.axis:
             parts[segment.part, (("axis", segment.axis),)] += end - start
             return
-        idle = self._outside[rank].starved if segment.part == OTHER else None
+        idle = self._outside[rank][1] if segment.part == OTHER else None
         starved = 0 if idle is None else int(lengths_within(idle, [start], [end])[0])
         of_rank = (("rank", rank),)
         parts[HOST, of_rank] += starved
@@ -322,7 +319,7 @@ class _Timelines:
         """The segment in which the moment before ``at_ns`` lies."""
         if rank not in self._of_rank:
             everywhere = 0, _Segment(-(2**62), 2**62, OTHER)
-            self._of_rank[rank] = _painted([everywhere, *self._rows_of(self._outside[rank].rows)])
+            self._of_rank[rank] = _painted([everywhere, *self._rows_of(self._outside[rank][0])])
         segments = self._of_rank[rank]
         return segments[bisect_left(segments, at_ns, key=lambda segment: segment.start_ns) - 1]
 
@@ -358,8 +355,8 @@ class _Timelines:
     def _meetings(self) -> Mapping[int, tuple[int, int, int]]:
         """Time at which all known members of each matched collective were there, who came last, and how many they are."""
         tables = []
-        for rank, outside in self._outside.items():
-            matched = outside.rows.where(outside.rows["match"] >= 0)
+        for rank, (rows, _) in self._outside.items():
+            matched = rows.where(rows["match"] >= 0)
             tables.append(pd.DataFrame({"match": matched["match"], "start": matched["begun_ns"], "rank": rank}))
         if not tables:
             return {}

@@ -11,9 +11,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from pptrace.analysis.matrix.following_waits import with_following_waits
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, Reason, gains, time_by_rank, where_most
+from pptrace.analysis.stragglers.reason import (
+    LEAST_ANYWHERE,
+    Reason,
+    gains,
+    time_by_rank,
+    where_most,
+    with_following_waits,
+)
 from pptrace.model.tables import Floats, Int64
 from pptrace.slices import group_sums
 

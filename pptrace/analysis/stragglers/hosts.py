@@ -16,7 +16,6 @@ from itertools import pairwise
 import numpy as np
 from msgspec.structs import replace
 
-from pptrace.analysis.matrix.following_waits import waits_with_late_windows
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.outside import AMONG, BEFORE
 from pptrace.analysis.stragglers.reason import (
@@ -26,6 +25,7 @@ from pptrace.analysis.stragglers.reason import (
     gains,
     gains_if_sooner,
     time_by_rank,
+    waits_with_late_windows,
     where_most,
 )
 from pptrace.model.tables import Int64

@@ -1,6 +1,9 @@
 """The type of what has a finding of its own within causes, and the replays by which its gain is known.
 
 Certainty of a gain: its interval from how the steps vary, and the share of a step from which on it is mentioned.
+
+Pipelines of a step meet in collectives inside their ops (tp, buckets of DDP, FSDP). Where an op waits there for one of another
+pipeline, and that one begins sooner or computes less, it waits so much less.
 """
 
 from __future__ import annotations
@@ -10,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from pptrace.analysis.matrix.following_waits import with_following_waits
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import Int64
-from pptrace.slices import group_sums, reduce_groups
+from pptrace.slices import Slice, group_sums, last_like, reduce_groups
 
 LEAST_SHARE = 0.02
 """A cause below this share of the step is not mentioned."""
@@ -26,6 +29,8 @@ FEWEST_STEPS = 5
 _STUDENT = {2: 6.3138, 3: 2.9200, 4: 2.3534}
 """95 % quantiles of Student's t by the number of steps, one more than its degrees of freedom."""
 _NUM_SAMPLES = 1000
+_MOST_ROUNDS = 3
+"""Waits that follow make others follow."""
 
 
 def gain_interval(of_steps: Int64) -> tuple[int | None, int | None]:
@@ -101,6 +106,37 @@ def where_most(of_rank: Mapping[int, int]) -> dict[str, int | str]:
     """The rank that has most of some times, by these of each rank; {} where none has."""
     rank = max(of_rank, key=of_rank.__getitem__, default=None)
     return {} if rank is None or of_rank[rank] < MOST * sum(of_rank.values()) else {"rank": rank}
+
+
+def with_following_waits(costs: StepMatrix, changed: StepMatrix) -> StepMatrix:
+    """The costs as they were ``changed``, with what ops wait for in collectives as much less as the change makes it."""
+    waits, late_window = waits_with_late_windows(costs)
+    if not len(waits):
+        return changed
+    own, late = (waits["window"], waits["row"]), (late_window, waits["late_row"])
+    shorter = costs.durations.astype(np.int64) - changed.durations
+    longer = np.clip(shorter[late] - shorter[own], 0, waits["longer"])
+    already, saved, following = waits["ns"] - waits["longer"], longer, changed
+    for _ in range(_MOST_ROUNDS):
+        sooner, before = costs.starts - following.starts, saved
+        saved = longer + np.clip(sooner[late] - sooner[own], 0, already)
+        less = np.zeros(shorter.shape, dtype=np.int64)
+        np.add.at(less, own, saved)
+        less = np.minimum(less, np.minimum(changed.inner, changed.durations))
+        following = replace(changed, durations=changed.durations - less)
+        if np.array_equal(saved, before):
+            break
+    left = waits.with_columns({"ns": waits["ns"] - saved, "longer": waits["longer"] - longer})
+    return replace(following, inner=changed.inner - less, waits=left.where(left["ns"] > 0))
+
+
+def waits_with_late_windows(costs: StepMatrix) -> tuple[Slice, Int64]:
+    """(the waits for ops in windows of the costs, these windows)."""
+    waits, pp = costs.waits, costs.ranks.shape[1]
+    members = (np.repeat(costs.step, pp), costs.ranks.ravel())
+    found = last_like((costs.step[waits["window"]], waits["rank"]), members)
+    is_known = found >= 0
+    return waits.where(is_known), found[is_known] // pp
 
 
 def gains(plans: Iterable[StepMatrix], changed: Iterable[StepMatrix]) -> Int64:

@@ -69,7 +69,7 @@ class MeasuredGains(Struct, frozen=True, eq=False):
     def _place(self, ideal: Ideal) -> Place | None:
         """The place whose like tells what it should cost: of a rank without replicas, its only stage; None if there is none."""
         number = ideal.place
-        if not isinstance(number, int) or not self.plans:
+        if not isinstance(number, int):
             return None
         if ideal.what == "stage":
             return ("stage", number) if all(number < costs.table.num_stages for costs in self.plans) else None

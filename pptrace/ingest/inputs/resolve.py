@@ -295,6 +295,12 @@ def run_of(path: Path) -> Mapping[str, Any]:
     return object_in(file) if file.name == RUN_FILE else {}
 
 
+def ranks_of_run(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The entries of the ranks in run.json; [] where there are none."""
+    ranks = run.get("ranks")
+    return [entry for entry in ranks if isinstance(entry, Mapping)] if isinstance(ranks, list) else []
+
+
 def _read_run(path: Path) -> Mapping[str, Any] | None:
     """run.json, None where it is not one."""
     run = object_in(path)

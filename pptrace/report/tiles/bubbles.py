@@ -10,10 +10,9 @@ from msgspec import Struct
 
 from pptrace.analysis.aligned import RankRows
 from pptrace.intervals import EMPTY, Int64, intersect, merge, subtract, union
-from pptrace.model.tables import MESSAGES
 from pptrace.report.tiles.tracks import Array
 from pptrace.slices import Slice
-from pptrace.timeline.lanes import Lane
+from pptrace.timeline.lanes import Lane, is_message
 
 STATES: Mapping[str, str] = {
     "exposed transfer": "data was transferred, and nothing was computed meanwhile",
@@ -140,8 +139,7 @@ def _edges(ops: Slice, starts: Array, ends: Array, steps: Array) -> tuple[Array,
 
 
 def _waits(comms: Slice, *, of_messages: bool) -> Int64:
-    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
-    chosen = comms.where(is_message if of_messages else ~is_message)
+    chosen = comms.where(is_message(comms) == of_messages)
     return union(chosen["start_ns"], chosen["end_ns"])
 
 

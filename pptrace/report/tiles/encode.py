@@ -112,12 +112,9 @@ def tile_arrays(name: str, table: Table, tile: Tile, details: Sequence[str] = ()
         "cellShares": tile.cell_shares.reshape(-1),
     }
     for column in (*_BAR_COLUMNS.get(name, ()), *details):
-        arrays[column] = _plain(tracks.columns[column][rows])
+        values = tracks.columns[column][rows]
+        arrays[column] = values.astype(np.float64) if values.dtype.itemsize == _ALIGNED else values
     return arrays
-
-
-def _plain(values: Array) -> Array:
-    return values.astype(np.float64) if values.dtype.itemsize == _ALIGNED else values
 
 
 def encode(sections: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, Mapping[str, Array]]) -> bytes:

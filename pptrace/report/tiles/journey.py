@@ -28,7 +28,9 @@ def journey(timeline: Timeline, source: str, step: int, rank: int, microbatch: i
     picture = timeline.picture(source, step)
     if picture is None:
         return []
-    ranks = _pipeline(timeline, rank)
+    position = timeline.layout.position
+    members = [position[member] for member in timeline.mesh.pipeline_of(rank) if member in position]
+    ranks = members or list(range(len(position)))  # where it has no pipeline, all
     planned = timeline.picture(PLANNED, step)
     plan = timeline.schedule.plan_of(step)
     in_plan = () if planned is None else _ops(planned[OPS], ranks, step, microbatch, {})
@@ -41,13 +43,6 @@ def journey(timeline: Timeline, source: str, step: int, rank: int, microbatch: i
     return sorted(
         hops, key=lambda hop: (hop["end_ns"] if hop["what"] == "recv" else hop["start_ns"], _ORDER.get(hop["what"], 2))
     )
-
-
-def _pipeline(timeline: Timeline, rank: int) -> list[int]:
-    """The indices of the ranks of a rank's pipeline; all ranks where it has none."""
-    position = timeline.layout.position
-    members = [position[member] for member in timeline.mesh.pipeline_of(rank) if member in position]
-    return members or list(range(len(position)))
 
 
 def _of_microbatch(table: Table, ranks: list[int], step: int, microbatch: int) -> Iterator[tuple[int, str, int]]:

@@ -1,4 +1,6 @@
-"""The plan of a measured step in time: planned (mean costs, free messages) or simulated (each stage's costs, and messages)."""
+"""The plan of a measured step in time: planned (mean costs, free messages) or simulated (each stage's costs, and messages), or
+as the step would be after a change.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ from pptrace.report.tiles.tracks import Array, Tracks
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay_table import replay_table
-from pptrace.simulator import IDEAL, Costs
+from pptrace.simulator import IDEAL, Costs, Simulation
 from pptrace.timeline.windows import StepWindow
 
 PLANNED, SIMULATED = "planned", "simulated"
+CHANGED = "whatif:"
+"""Begins the name of a source that is a change; its wishes follow, as in an address."""
 
 
 def replayed_picture(
@@ -62,10 +66,26 @@ def replayed_picture(
         _ops_of(plan, ranks_of(window, plan, mesh), window, replays.start[index], replays.end[index])
         for index, window in enumerate(windows)
     ]
-    return picture_of_ops(parts, position, bars.origin_ns)
+    return _picture_of_ops(parts, position, bars.origin_ns)
 
 
-def picture_of_ops(parts: Sequence[pd.DataFrame], position: Mapping[int, int], origin_ns: int) -> Picture:
+def changed_picture(
+    simulation: Simulation,
+    windows: Sequence[StepWindow],
+    position: Mapping[int, int],
+    mesh: MeshInfo,
+    origin_ns: int,
+) -> Picture:
+    """The replay of a changed step, each pipeline from the start of its measured window on."""
+    ops, parts = simulation.ops(), []
+    for window in windows:
+        ranks = pd.Series(ranks_of(window, simulation.plan, mesh))
+        times = {name: ops[name] + window.start_ns for name in ("start_ns", "end_ns")}
+        parts.append(ops.assign(rank=ops["rank"].map(ranks), step=window.step, **times))
+    return _picture_of_ops(parts, position, origin_ns)
+
+
+def _picture_of_ops(parts: Sequence[pd.DataFrame], position: Mapping[int, int], origin_ns: int) -> Picture:
     """A picture of the ops of each pipeline, of ranks that have a row, with nothing else."""
     ops = pd.concat(parts, ignore_index=True)
     return {

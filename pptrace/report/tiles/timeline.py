@@ -26,7 +26,6 @@ from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.clock.result import Clock, ClockMethod
 from pptrace.model import tables
 from pptrace.model.tables import COMPUTE_KINDS, empty_table
-from pptrace.report.tiles.changed import CHANGED, changed_picture
 from pptrace.report.tiles.cut import Range
 from pptrace.report.tiles.encode import group_tile, memory_tile, rank_tile
 from pptrace.report.tiles.events import EVENTS, EventStore
@@ -34,7 +33,7 @@ from pptrace.report.tiles.kept import Bars
 from pptrace.report.tiles.layout import layout_of
 from pptrace.report.tiles.measured import COMPUTE_LANE, OPS, Picture, Table, measured_picture
 from pptrace.report.tiles.memory import memory_tracks
-from pptrace.report.tiles.replayed import PLANNED, SIMULATED, replayed_picture
+from pptrace.report.tiles.replayed import CHANGED, PLANNED, SIMULATED, changed_picture, replayed_picture
 from pptrace.report.tiles.tracks import Array
 from pptrace.report.tiles.unlabelled import ops_with_compute
 from pptrace.simulator import Simulation
@@ -175,7 +174,7 @@ class Timeline:
         """The bars of a source; planned and simulated ones are those of a step, None where it has no plan, or no such source.
 
         Raises:
-            KeyError: a change (a name that begins with :data:`~pptrace.report.tiles.changed.CHANGED`) that was not added.
+            KeyError: a change (a name that begins with :data:`~pptrace.report.tiles.replayed.CHANGED`) that was not added.
         """
         if source not in (PLANNED, SIMULATED) and not source.startswith(CHANGED):
             return self.measured if source == MEASURED else None

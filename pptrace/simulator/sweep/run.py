@@ -9,10 +9,8 @@ from msgspec import Struct
 
 from pptrace.errors import ShapeError
 from pptrace.schedule import registry
-from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay_table import replay_table
-from pptrace.schedule.shape import OpCosts
 from pptrace.simulator.simulation import peak_inflight
 from pptrace.simulator.sweep.grid import CostsOf, Grid, SweepCosts, SweepPoint
 
@@ -93,8 +91,7 @@ def sweep_plans(grid: Grid) -> Iterator[list[SweptPoint]]:
 def _of_one_plan(points: Sequence[SweepPoint], grid: Grid, searches: bool) -> list[SweptPoint]:
     point, of_ops, limit = points[0], None, None
     if searches:  # such schedules have one stage per rank
-        costs = point.costs.in_parts(point.pp if grid.costs_of is CostsOf.MODEL else 1)
-        of_ops = OpCosts(costs.kinds[Kind.F], costs.kinds[Kind.I], costs.kinds[Kind.W], costs.p2p_latency_ns)
+        of_ops = point.costs.in_parts(point.pp if grid.costs_of is CostsOf.MODEL else 1).of_search
         limit = grid.memory_limit
     sizes = (point.pp, point.num_microbatches, point.num_chunks, point.group_size)
     try:

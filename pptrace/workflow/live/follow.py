@@ -27,7 +27,7 @@ from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.slow_rank import PAST_STEPS, OpTimesByKind, SlowRank, SlowRanks, op_times
 from pptrace.errors import PptraceError, TraceError
 from pptrace.hang_diagnosis.calls import rank_text
-from pptrace.ingest.inputs.resolve import RUN_FILE, run_of
+from pptrace.ingest.inputs.resolve import RUN_FILE, ranks_of_run, run_of
 from pptrace.live_records.codec import Flag, LiveStep, StepHead
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, live_files
 from pptrace.marks import METADATA_KEY
@@ -242,9 +242,9 @@ class LiveRun(Struct):
         """Line where records end before their ranks do, as on a full disk; None where nothing says so, after the last poll."""
         last = {rank: file.last_step for rank, file in self.files.items()}
         cut = [rank for rank, file in self.files.items() if file.is_cut]
-        ranks, seen = run_of(self.run_dir).get("ranks"), {}
-        for entry in ranks if isinstance(ranks, list) else ():
-            rank, steps = (entry.get("rank"), entry.get("steps_seen")) if isinstance(entry, dict) else (None, None)
+        seen = {}
+        for entry in ranks_of_run(run_of(self.run_dir)):
+            rank, steps = entry.get("rank"), entry.get("steps_seen")
             if isinstance(rank, int) and isinstance(steps, int) and steps > last.get(rank, steps) + 1:
                 seen[rank] = steps
         why = (

@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
-from pptrace.analysis.matrix.following_waits import with_following_waits
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.detectors import study_steps
+from pptrace.analysis.stragglers.reason import with_following_waits
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
