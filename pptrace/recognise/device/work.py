@@ -286,8 +286,8 @@ def lost_in_graphs(events: Events, rows: Rows) -> Rows:
         return order
     replays, first = np.unique(calls[order], return_index=True)
     names, name = np.unique(events.name_id[rows[order]], return_inverse=True)
-    numbers = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(names))
-    _, example, times = np.unique(np.add.reduceat(numbers[name], first), return_index=True, return_counts=True)
+    sums = np.add.reduceat(events.numbers_of_names()[names][name], first)
+    _, example, times = np.unique(sums, return_index=True, return_counts=True)
     of_replay = np.split(name, first[1:])
 
     def nodes(replay: int) -> Int64:

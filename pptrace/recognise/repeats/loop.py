@@ -129,8 +129,8 @@ def _steps_of(events: Events, marks: Rows, name: str) -> RepeatedSteps:
     before = np.searchsorted(events.start_ns[between], events.ends_of(marks))
     marks = marks[np.append(np.diff(before) > 0, True)]
     num_nodes = np.searchsorted(events.start_ns[nodes], events.ends_of(marks))  # before each mark
-    # Marks are the same where their names and those of the nodes of the backwards before them are; sums may overflow, alike.
-    number_of_name = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(events.names))
+    # Marks are the same where their names and those of the nodes of the backwards before them are.
+    number_of_name = events.numbers_of_names()
     sums = np.append(0, np.cumsum(number_of_name[events.name_id[nodes]]))[np.append(0, num_nodes)]
     tokens = np.diff(sums) ^ number_of_name[events.name_id[marks]]
     length = _num_in_turn(tokens, np.diff(num_nodes, prepend=0))
