@@ -139,7 +139,7 @@ class RankTables(Struct, frozen=True):
     """Ops and communication of one rank (schemas OPS and COMMS, rank -1), unmatched, on its own clock; labels are those of
     ``framework``.
 
-    ``by_gaps``: the ops are what lies between messages (:mod:`pptrace.recognise.ops.infer_between_messages`).
+    ``by_gaps``: the ops are what lies between messages (:mod:`pptrace.recognise.ops.from_labels`).
     ``run_sizes`` as in :class:`~pptrace.recognise.ops.label_actions.LabelledActions`.
     """
 

@@ -26,9 +26,8 @@ import pandas as pd
 from msgspec.structs import replace
 
 from pptrace.intervals import EMPTY, Int64, earliest_from, find_interval, reduce_ranges, union
-from pptrace.model.categories import as_category
 from pptrace.model.device import DeviceWork, Rows
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, as_category
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.model.wording import counted
 from pptrace.recognise.ops.infer_from_operators import engine_nodes
