@@ -134,11 +134,6 @@ class ExpertVolume:
         """Return whether rows travel to experts and back, so that other things can be computed meanwhile."""
         return self.mesh.ep > 1 and self._options.dispatcher is not Dispatcher.ALL_GATHER
 
-    @property
-    def counts_rows(self) -> bool:
-        """Return whether the rows that experts compute are known only where they were counted."""
-        return self._options.dispatcher is not Dispatcher.PADDED or self._options.capacity_factor is None
-
     def kept_bytes(self, rank: int, layer: int, recompute: str, *, in_pieces: bool = False) -> int | None:
         """Activations of a layer's experts of one microbatch, by the mean of the rows of all forwards; None where they are not
         known. ``in_pieces``: of forwards that pause while rows travel.
@@ -164,8 +159,8 @@ class ExpertVolume:
 
     def _mean_rows(self, rank: int, layer: int) -> float | None:
         """The mean of the rows that a rank's experts compute in a forward; None where they are not known."""
-        if not self.counts_rows:
-            sizes = self._sizes(layer)
+        if self._options.dispatcher is Dispatcher.PADDED and self._options.capacity_factor is not None:
+            sizes = self._sizes(layer)  # else they are known only where they were counted
             return sizes.num_experts * sizes.slots * sizes.etp
         means = self._means.get((rank, layer))
         return None if means is None else means[-1]
