@@ -19,11 +19,12 @@ from pptrace.model.device import UNKNOWN_CLOCK, DeviceWork, Rows
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Bool, Category, Events, InputFormat, Trace
 from pptrace.model.wording import counted
-from pptrace.recognise.device.launchers import FEWEST_CONTRADICTING, UNNAMED
 from pptrace.recognise.device.lost_launches import with_lost_calls
 from pptrace.recognise.device.work import (
     COMMUNICATION_KERNEL,
+    FEWEST_CONTRADICTING,
     REPLAYS_GRAPH,
+    UNNAMED,
     device_rows,
     kernel_launches,
     labels,

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from pptrace.clock.bounds import ALL_TO_ALL
 from pptrace.clock.result import READING_NS
 from pptrace.marks import P2P
-from pptrace.model.splits import are_uneven
+from pptrace.model.tables import are_uneven
 from pptrace.model.traces import COMMUNICATORS
 from pptrace.model.wording import counted
 from pptrace.recognise.groups.topology import Group

@@ -25,8 +25,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
-from pptrace.model.device import DeviceWork
-from pptrace.model.device_idle import RangedPauses
+from pptrace.model.device import DeviceWork, RangedPauses
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, Bool, Int64, as_category, ops_table
 from pptrace.model.traces import Category, Events, is_of_forward
