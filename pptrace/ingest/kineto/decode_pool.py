@@ -156,15 +156,18 @@ class DecodePool:
         if not self._workers or len(text) > SLOT_BYTES:
             return False
         for key, _ in self._answers_ready.select(0):
-            try:
-                key.data.read_answers()
-            except OSError:
-                self._discard(key.data)
+            self._read_answers(key.data)
         least_busy = max(self._workers, key=lambda worker: len(worker.free_slots), default=None)
         if least_busy is None or not least_busy.free_slots:
             return False
         least_busy.send(text)
         return True
+
+    def _read_answers(self, worker: _Worker) -> None:
+        try:
+            worker.read_answers()
+        except OSError:
+            self._discard(worker)
 
     def _discard(self, worker: _Worker) -> None:
         self._answers_ready.unregister(worker.answers)
