@@ -120,10 +120,10 @@ class Hooks:
         table[key] = replacement
         self._undo.append(lambda: table.__setitem__(key, original))
 
-    def replace_everywhere(self, name: str, original: object, replacement: object, prefix: str) -> None:
-        """Put a replacement also where modules that are imported already have taken the original by name."""
+    def replace_everywhere(self, name: str, original: object, replacement: object) -> None:
+        """Put a replacement also where modules of torch that are imported already have taken the original by name."""
         for module in list(sys.modules.values()):
-            if isinstance(module, ModuleType) and module.__name__.partition(".")[0] == prefix:
+            if isinstance(module, ModuleType) and module.__name__.partition(".")[0] == "torch":
                 known = vars(module).get(name)
                 if known is original:
                     setattr(module, name, replacement)

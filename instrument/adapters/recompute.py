@@ -73,4 +73,4 @@ def watch_torch(module: ModuleType, hooks: Hooks, listener: Session) -> None:
         return original(*call.args, **call.kwargs)
 
     hooks.replace(module, name, marked)
-    hooks.replace_everywhere(name, original, marked, "torch")
+    hooks.replace_everywhere(name, original, marked)

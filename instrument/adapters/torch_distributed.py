@@ -147,7 +147,7 @@ class DistributedCalls:
         owner = c10d if hasattr(c10d, name) else dist
         original = getattr(owner, name)
         wrapper = self._hooks.wrap(owner, name, hook)
-        self._hooks.replace_everywhere(name, original, wrapper, "torch")
+        self._hooks.replace_everywhere(name, original, wrapper)
 
     def _wrap_coalescing_manager(self) -> None:
         original = getattr(c10d, "_coalescing_manager", None)
@@ -174,7 +174,7 @@ class DistributedCalls:
                 self._return_late()
                 self._end_batch(calls, works)
 
-        self._hooks.replace_everywhere("_coalescing_manager", original, watched, "torch")
+        self._hooks.replace_everywhere("_coalescing_manager", original, watched)
 
     def _return_late(self) -> None:
         """A manager that gathers calls posts them when it ends, so the last of them returns only then."""

@@ -28,7 +28,7 @@ from pptrace.analysis.result import (
 )
 from pptrace.analysis.stages.types import StageCompute
 from pptrace.analysis.whole_run import CoreWait, Doubt, RootCause, StepSeries, Stragglers, Waterfall
-from pptrace.model.device_idle import HostIdle
+from pptrace.model.device import HostIdle
 from pptrace.model.mesh import MeshSizes
 from pptrace.model.wording import counted
 

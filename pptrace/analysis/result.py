@@ -11,8 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pptrace.analysis.whole_run import INTERACTION, OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
-from pptrace.model.device import DeviceBreakdown
-from pptrace.model.device_idle import HostIdle, SyncSummary
+from pptrace.model.device import DeviceBreakdown, HostIdle, SyncSummary
 
 
 class InputInfo(Struct, frozen=True):

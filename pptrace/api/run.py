@@ -20,8 +20,7 @@ from pptrace.api.files import ExportsOps, FilePath, TimelinePicture, as_path, re
 from pptrace.api.options import method_takes_options, require_whole
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
-from pptrace.model.categories import without_categories
-from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table
+from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table, without_categories
 from pptrace.workflow.analyse import Analysis
 
 if TYPE_CHECKING:

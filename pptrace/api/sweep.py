@@ -21,8 +21,7 @@ from pptrace.api.options import (
 from pptrace.api.simulate import MOST_MS, NS_PER_MS, SimulateOptions, Spelling
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
-from pptrace.simulator.sweep.grid import CostsOf, Grid, SweepCosts
-from pptrace.simulator.sweep.run import run_sweep
+from pptrace.simulator.sweep.run import CostsOf, Grid, SweepCosts, run_sweep
 from pptrace.simulator.sweep.values import read_costs, read_microbatches, read_sizes
 
 if TYPE_CHECKING:

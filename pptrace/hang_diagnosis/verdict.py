@@ -134,20 +134,14 @@ def _rings(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[C
         if reachable(targets, ring) & named:
             continue
         edges = tuple(edge for edge in waits.edges if edge.rank in ring and set(edge.waits_for) & set(ring))
-        cause = _cause_of_ring(rank_calls, ring, edges)
+        calls, guilty = {edge.rank: edge.call for edge in edges}, list[int]()
+        if any(not edge.call.is_message for edge in edges):
+            history = {rank: rank_calls[rank].calls for rank in calls}
+            guilty = _others_than_most(calls) or deviants(calls, history)
+        verdict = Verdict.MISMATCH if guilty else Verdict.CYCLE
+        causes.append(Cause(verdict, tuple(sorted(guilty)) or ring, ring=edges))
         named |= set(ring)
-        causes.append(cause)
     return causes
-
-
-def _cause_of_ring(rank_calls: Mapping[int, RankCalls], ring: tuple[int, ...], edges: tuple[Edge, ...]) -> Cause:
-    if any(not edge.call.is_message for edge in edges):
-        calls = {edge.rank: edge.call for edge in edges}
-        guilty = deviants(calls, {rank: rank_calls[rank].calls for rank in calls})
-        guilty = _others_than_most(calls) or guilty
-        if guilty:
-            return Cause(Verdict.MISMATCH, tuple(sorted(guilty)), ring=edges)
-    return Cause(Verdict.CYCLE, ring, ring=edges)
 
 
 def _others_than_most(calls: Mapping[int, Call]) -> list[int]:

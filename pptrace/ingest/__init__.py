@@ -2,7 +2,6 @@
 
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import open_inputs, require_path
-from pptrace.ingest.job.read_job import ReadResult, read_each
-from pptrace.ingest.job.read_progress import JobProgress, OnProgress
+from pptrace.ingest.job.read_job import JobProgress, OnProgress, ReadResult, read_each
 
 __all__ = ["JobProgress", "OnProgress", "ReadResult", "open_inputs", "read_each", "read_file", "require_path"]

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import union_categoricals
 
-from pptrace.model.categories import with_categories
-from pptrace.model.tables import Schema, empty_table
+from pptrace.model.tables import Schema, empty_table, with_categories
 
 
 def concat_tables(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:

@@ -2,14 +2,15 @@
 
 Time is int64 nanoseconds (``_ns``), bytes are int64 (``_bytes``); ranks are global ranks. Events are columnar and stay
 numpy, because a trace has millions of them; ops, comms and memory are pandas frames with one row per occurrence.
-Where a value is unknown, integers are -1 and strings are "".
+Where a value is unknown, integers are -1 and strings are "". Columns of few texts on many rows are categories, held as codes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.marks import P2P
-from pptrace.model.categories import same_category
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.messages import Direction
 
@@ -53,7 +53,7 @@ OPS: Schema = {
     "step": "int64",
     "kind": "str",  # F, B, I, W, OVERLAP_F_B, OPTIMIZER, GRAD_SYNC, STEP, …
     "stage": "int64",
-    "chunk": "int64",  # which of its rank's stages, also where labels name no stage (pptrace.model.stage_texts)
+    "chunk": "int64",  # which of its rank's stages, also where labels name no stage (pptrace.recognise.labels.label)
     "microbatch": "int64",
     "phase": "str",
     "start_ns": "int64",
@@ -229,3 +229,118 @@ class What(StrEnum):
     OPTIMIZER = "OPTIMIZER"
     STEP = "STEP"
     DATA = "DATA"
+
+
+TEXTS = ("kind", "axis", "direction", "phase", "clock", "source", "pair", "splits", "algorithm")
+"""Columns of the tables of ops and communication with few texts on many rows: of a whole run they are categories (codes)."""
+
+_USUAL_TEXTS: Mapping[str, tuple[str, ...]] = {
+    "direction": ("", "B", "F"),
+    "phase": ("", "cooldown", "steady", "warmup"),
+    "clock": ("", "device", "host", "none"),
+}
+
+
+def with_categories(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its texts as categories, in alphabetical order, the usual ones of each column among them."""
+    columns = {}
+    for name in [name for name in TEXTS if name in table]:
+        usual = _USUAL_TEXTS.get(name, ("",))
+        if not isinstance(table[name].dtype, pd.CategoricalDtype):
+            columns[name] = as_category(table[name], usual)
+        elif not set(usual) <= set(table[name].cat.categories):
+            columns[name] = table[name].array.set_categories(sorted({*table[name].cat.categories, *usual}))
+    return table.assign(**columns)
+
+
+def without_categories(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its categories as texts."""
+    texts = {}
+    for name, dtype in table.dtypes.items():
+        if isinstance(dtype, pd.CategoricalDtype):
+            values = dtype.categories.to_numpy(dtype=object)[table[name].array.codes]
+            texts[str(name)] = pd.Series(values, index=table.index, dtype=object, copy=False)
+    return table.assign(**texts)
+
+
+def as_category(
+    texts: pd.Series[Any] | npt.NDArray[Any] | Sequence[str], others: Sequence[str] = ()
+) -> pd.Categorical[Any]:
+    """A column of texts as categories, those of ``others`` among them."""
+    codes, distinct = pd.factorize(np.asarray(texts, dtype=object))
+    return category_of_codes(codes, distinct.tolist(), others)
+
+
+def category_of_codes(
+    codes: npt.NDArray[np.integer[Any]], texts: Sequence[str], others: Sequence[str] = ()
+) -> pd.Categorical[Any]:
+    """A column of indices into ``texts``, as :func:`as_category` makes it of the texts themselves."""
+    present = np.flatnonzero(np.bincount(codes, minlength=len(texts)))
+    categories = sorted({*(texts[code] for code in present.tolist()), *others})
+    index = np.full(len(texts), -1, dtype=np.int64)
+    place = {text: code for code, text in enumerate(categories)}  # of splits there may be as many as calls
+    index[present] = [place[texts[code]] for code in present.tolist()]
+    codes = index[codes] if len(texts) else codes
+    return pd.Categorical.from_codes(codes, dtype=_dtype_of(categories), validate=False)
+
+
+def _dtype_of(categories: Sequence[str]) -> pd.CategoricalDtype[Any]:
+    """The type of a column; short ones are made once, since making one takes longer than a small column."""
+    return _short_dtype(tuple(categories)) if len(categories) <= _SHORT else pd.CategoricalDtype(list(categories))
+
+
+@lru_cache(maxsize=256)
+def _short_dtype(categories: tuple[str, ...]) -> pd.CategoricalDtype[Any]:
+    return pd.CategoricalDtype(list(categories))
+
+
+_SHORT = 16
+
+
+def same_category(text: str, num_rows: int) -> pd.Categorical[Any]:
+    """A column with one text, as :func:`as_category` makes it."""
+    dtype = _dtype_of(sorted({"", text}))
+    return pd.Categorical.from_codes(np.full(num_rows, bool(text), dtype=np.int8), dtype=dtype)
+
+
+def parse_splits(text: str) -> tuple[Sequence[int], Sequence[int]]:
+    """(rows sent to each member, rows received from each); empty where nothing is known."""
+    if not text:
+        return (), ()
+    sent, received = (tuple(map(int, side.split(","))) for side in text.split(">"))
+    return sent, received
+
+
+def rows_of_splits(texts: npt.NDArray[np.object_]) -> tuple[Int64, Int64]:
+    """(rows sent, rows received) of each call; −1 where its splits are not known."""
+    codes, distinct = pd.factorize(texts)
+    sums = [tuple(map(sum, parse_splits(str(text)))) if text else (-1, -1) for text in distinct.tolist()]
+    columns = np.array(sums or [(-1, -1)], dtype=np.int64)[codes]
+    return columns[:, 0], columns[:, 1]
+
+
+def splits_by_size(texts: Sequence[str]) -> dict[int, tuple[Int64, Int64]]:
+    """(places, rows) of the texts of each number of members: ``places`` (n,) among ``texts``, ``rows`` (2, n, members), those
+    sent first, then those received.
+
+    Texts without splits, or with what is none (sides of different length, other signs than digits), have no place.
+    """
+    places: dict[int, list[int]] = {}
+    for place, text in enumerate(texts):
+        sent, _, received = text.partition(">")
+        if _SPLITS.fullmatch(text) and (size := sent.count(",") + 1) == received.count(",") + 1:
+            places.setdefault(size, []).append(place)
+    found = {}
+    for size, chosen in places.items():
+        numbers = ",".join([texts[place] for place in chosen]).replace(">", ",")
+        rows = np.fromstring(numbers, dtype=np.int64, sep=",").reshape(len(chosen), 2, size)
+        found[size] = np.array(chosen, dtype=np.int64), np.ascontiguousarray(rows.swapaxes(0, 1))
+    return found
+
+
+def are_uneven(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Return which texts have parts of different size."""
+    return np.array([len(set(text.replace(">", ",").split(","))) > 1 for text in texts], dtype=np.bool_)
+
+
+_SPLITS = re.compile(r"\d{1,15}(?:,\d{1,15})*>\d{1,15}(?:,\d{1,15})*", re.ASCII)

@@ -148,6 +148,10 @@ class Events(Struct, frozen=True):
         codes: npt.NDArray[np.intp] = code[name]
         return codes
 
+    def numbers_of_names(self) -> Int64:
+        """A random number for each of ``names``: sums of them tell apart sets of names, also where they overflow."""
+        return np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(self.names))
+
     def is_of(self, *categories: Category) -> Bool:
         """Mark the rows of some categories."""
         chosen: Bool = self.category == categories[0]

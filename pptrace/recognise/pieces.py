@@ -20,8 +20,7 @@ from pptrace.marks import PART, PREFIX
 from pptrace.model.device import CLASSES, DeviceWork, Pieces, Rows, WorkClass
 from pptrace.model.tables import Int8, Int32, Int64
 from pptrace.model.traces import Bool, Category, Events
-from pptrace.recognise.device.launchers import FEWEST_CONTRADICTING, UNNAMED, innermost_ranges
-from pptrace.recognise.device.work import device_rows, launch_calls
+from pptrace.recognise.device.work import FEWEST_CONTRADICTING, UNNAMED, device_rows, innermost_ranges, launch_calls
 from pptrace.recognise.labels import read_label
 from pptrace.recognise.ops.infer_from_operators import ENGINE
 

@@ -20,7 +20,7 @@ from pptrace.model.traces import SPANS_DEVICE, Events, InputFormat, Trace, no_ev
 from pptrace.recognise.backward_parts import backward_parts
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
-from pptrace.recognise.damage.device_records import unrelated_work
+from pptrace.recognise.damage import unrelated_work
 from pptrace.recognise.device.idle import times_between_operators
 from pptrace.recognise.device.lost_launches import with_lost_calls
 from pptrace.recognise.device.work import device_rows, device_work, kernel_launches, lost_in_graphs, lost_kernels

@@ -210,10 +210,8 @@ def _meetings(plan: Plan, messaging: Messaging) -> tuple[Index, Index]:
     return np.array(posts, dtype=np.intp).reshape(-1, 3).T, np.array(waits, dtype=np.intp).reshape(-1, 2).T
 
 
-@lru_cache(maxsize=2)
-def _lowered(plan: Plan) -> Plan:
-    """The plan with sends and receives, which two ways of meeting ask for."""
-    return lower(plan)
+_lowered = lru_cache(maxsize=2)(lower)
+"""Makes the plan with sends and receives, which two ways of meeting ask for."""
 
 
 def _message_of(plan: Plan, action: Action) -> int:

@@ -1,4 +1,6 @@
-"""A schedule as data: for every pipeline rank the list of its actions, in the order in which it runs them."""
+"""A schedule as data: for every pipeline rank the list of its actions, in the order in which it runs them; its phases by that
+order, and its runs, one after the other: each ends where every rank has done all that it has begun.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pptrace.errors import ScheduleError
-from pptrace.schedule.actions import Action, Key, Kind, iter_halves
+from pptrace.schedule.actions import Action, Key, Kind, Phase, iter_halves
 
 if TYPE_CHECKING:
     from pptrace.schedule.plan_table import PlanTable
@@ -212,3 +214,74 @@ def _with_chunks(row: tuple[Action, ...], chunk_of: dict[int, int]) -> tuple[Act
     return tuple(
         replace(action, chunk=chunk_of[action.stage], parts=_with_chunks(action.parts, chunk_of)) for action in row
     )
+
+
+_BACKWARD = (Kind.B, Kind.I)
+
+
+def tag_phases(plan: Plan) -> Plan:
+    """Tag each rank's actions by order.
+
+    The warmup ends with the last forward before the forward that precedes the first backward (so that 1F1B's last warmup
+    rule holds: a forward directly followed by its pair's backward is steady); the cooldown begins after the backward
+    that follows the last forward. When all forwards come before all backwards there is no steady phase, unless the rank
+    runs a single forward and a single backward, which is a pair.
+    """
+    rows = []
+    for row in plan.ranks:
+        phases = phases_by_order([action.kind for action in row])
+        tagged = (
+            replace(action, phase=phase, parts=tuple(replace(part, phase=phase) for part in action.parts))
+            for action, phase in zip(row, phases, strict=True)
+        )
+        rows.append(tuple(tagged))
+    return replace(plan, ranks=tuple(rows))
+
+
+def phases_by_order(kinds: list[Kind]) -> list[Phase]:
+    """The phase of each action of one rank, from its kinds in order of execution."""
+    overlaps = [index for index, kind in enumerate(kinds) if kind is Kind.OVERLAP_F_B]
+    forwards = [index for index, kind in enumerate(kinds) if kind is Kind.F] + overlaps
+    backwards = [index for index, kind in enumerate(kinds) if kind in _BACKWARD] + overlaps
+    if not forwards or not backwards:
+        return [Phase.WARMUP if kind is Kind.F else Phase.COOLDOWN for kind in kinds]
+    first_backward, last_forward = min(backwards), max(forwards)
+    if last_forward < first_backward and len(forwards) > 1:
+        steady = range(first_backward, first_backward)  # all forwards, then all backwards
+    else:
+        before = [index for index in forwards if index <= first_backward]
+        after = [index for index in backwards if index >= last_forward]
+        steady = range(before[-1] if before else first_backward, (after[0] if after else last_forward) + 1)
+    return [
+        Phase.WARMUP if index < steady.start else Phase.STEADY if index < steady.stop else Phase.COOLDOWN
+        for index in range(len(kinds))
+    ]
+
+
+def runs_of(plan: Plan) -> list[list[tuple[Action, ...]]]:
+    """The compute actions of each run, rank by rank; a usual schedule is one run, and so is a plan of one rank.
+
+    A step that accumulates gradients over two calls of a schedule has two.
+    """
+    rows = [plan.compute_actions(rank) for rank in range(plan.pp)]
+    if len(rows) == 1:
+        return [rows]
+    ends = [_ends_by_forwards(row) for row in rows]
+    runs, begins = [], [0] * len(rows)
+    for forwards in sorted(set.intersection(*map(set, ends))):
+        of_rank = [end[forwards] for end in ends]
+        runs.append([row[begin:end] for row, begin, end in zip(rows, begins, of_rank, strict=True)])
+        begins = of_rank
+    return runs
+
+
+def _ends_by_forwards(row: Sequence[Action]) -> dict[int, int]:
+    """Number of actions after which nothing is under way, by the number of forwards until then."""
+    ends, forwards, under_way = {}, 0, 0
+    for index, action in enumerate(row, 1):
+        for half in action.halves:
+            forwards += half.kind is Kind.F
+            under_way += (half.kind is Kind.F) - (half.kind in (Kind.B, Kind.W))
+        if not under_way:
+            ends[forwards] = index
+    return ends

@@ -220,13 +220,6 @@ def _column(actions: Sequence[Action], name: str, dtype: type[np.generic]) -> np
     return np.fromiter(map(attrgetter(name), actions), dtype, len(actions))
 
 
-def _microbatches(actions: Sequence[Action]) -> Int32:
-    try:
-        return _column(actions, "microbatch", np.int32)
-    except TypeError:  # a None
-        return np.array([action.microbatch or 0 for action in actions], np.int32)
-
-
 def _pointers(counts: npt.NDArray[Any]) -> Int32:
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
 
@@ -242,7 +235,11 @@ def _halves(actions: Sequence[Action], whole: _Half, pairs: npt.NDArray[np.intp]
 
 
 def _half_columns(actions: Sequence[Action]) -> _Half:
-    return _column(actions, "kind.code", np.int8), _column(actions, "stage", np.int32), _microbatches(actions)
+    try:
+        microbatch = _column(actions, "microbatch", np.int32)
+    except TypeError:  # a None
+        microbatch = np.array([action.microbatch or 0 for action in actions], np.int32)
+    return _column(actions, "kind.code", np.int8), _column(actions, "stage", np.int32), microbatch
 
 
 def _of_pairs(values: npt.NDArray[Any], pairs: npt.NDArray[np.intp], num_rows: int) -> npt.NDArray[Any]:

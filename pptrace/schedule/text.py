@@ -11,8 +11,7 @@ from pathlib import Path
 from pptrace.errors import ScheduleError
 from pptrace.regular import open_regular
 from pptrace.schedule.actions import Action, parse_action
-from pptrace.schedule.phases import tag_phases
-from pptrace.schedule.plan import Plan, make_plan
+from pptrace.schedule.plan import Plan, make_plan, tag_phases
 
 _NO_SCHEDULE = (
     "; a schedule has one row per rank, as `pptrace schedule show NAME --csv FILE` writes it, and tables of ops are for "
@@ -33,7 +32,7 @@ def to_csv(plan: Plan) -> str:
 
 
 def from_rows(rows: Iterable[Iterable[str]], name: str, where: str = "") -> Plan:
-    """A plan from cells. Phases are tagged by order, as :func:`pptrace.schedule.phases.tag_phases` says.
+    """A plan from cells. Phases are tagged by order, as :func:`pptrace.schedule.plan.tag_phases` says.
 
     Raises:
         ScheduleError: a cell that is no action, or cells that make no plan; the message begins with ``where`` (else the name),

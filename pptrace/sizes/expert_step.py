@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 
 from pptrace.marks import Axis, Collective
@@ -48,15 +48,6 @@ Routes = Mapping[tuple[int, int, int], LayerRoutes]
 
 
 @dataclass(frozen=True, slots=True)
-class _Means:
-    """The means of all forwards of a layer on a rank."""
-
-    kept: float
-    arrived: float
-    rows: float
-
-
-@dataclass(frozen=True, slots=True)
 class ExpertVolume:
     """Predicts calls of layers with experts.
 
@@ -69,7 +60,7 @@ class ExpertVolume:
     facts: GptFacts
     mesh: MeshAxes
     routes: Routes = field(default_factory=dict)
-    _known: dict[tuple[int, int], _Means] = field(default_factory=dict)
+    _known: dict[tuple[int, int], Sequence[float]] = field(default_factory=dict)
 
     @property
     def _options(self) -> ExpertOptions:
@@ -117,10 +108,10 @@ class ExpertVolume:
         every = (True,) * len(again)
         rows = self._rows(rank, step, layer, sizes, every)
         calls = layer_calls(options.dispatcher, sizes, rows or LayerRows(len(again), 0, 0, 0, 0))
-        volumes = [_volume((*calls.once, *calls.forward, *calls.backward), len(again))]
+        volumes = [_volume(chain(*calls), len(again))]
         if any(again):
             repeated = self._rows(rank, step, layer, sizes, again) or LayerRows(sum(again), 0, 0, 0, 0)
-            forward = layer_calls(options.dispatcher, sizes, repeated).forward
+            _, forward, _ = layer_calls(options.dispatcher, sizes, repeated)
             if options.dispatcher is Dispatcher.ALL_GATHER and not self._repeats_end:
                 forward = [call for call in forward if call.kind != Collective.REDUCE_SCATTER]
             volumes.append(_volume(forward, sum(again)))
@@ -143,11 +134,6 @@ class ExpertVolume:
         """Return whether rows travel to experts and back, so that other things can be computed meanwhile."""
         return self.mesh.ep > 1 and self._options.dispatcher is not Dispatcher.ALL_GATHER
 
-    @property
-    def counts_rows(self) -> bool:
-        """Return whether the rows that experts compute are known only where they were counted."""
-        return self._options.dispatcher is not Dispatcher.PADDED or self._options.capacity_factor is None
-
     def kept_bytes(self, rank: int, layer: int, recompute: str, *, in_pieces: bool = False) -> int | None:
         """Activations of a layer's experts of one microbatch, by the mean of the rows of all forwards; None where they are not
         known. ``in_pieces``: of forwards that pause while rows travel.
@@ -159,7 +145,10 @@ class ExpertVolume:
             return round(tensors.kept_for_recompute(rows))
         if not in_pieces:
             return round(tensors.kept(rows))
-        return round(tensors.kept(rows) + tensors.kept_at_cuts(*self._travelled(rank, layer, sizes, rows)))
+        arrived = back = rows / sizes.etp
+        if self._options.dispatcher is not Dispatcher.PADDED:
+            back, arrived, _ = self._means[rank, layer]
+        return round(tensors.kept(rows) + tensors.kept_at_cuts(arrived, back))
 
     def weight_work(self, rank: int, layer: int) -> int | None:
         """Bytes of a layer's experts of one microbatch that W reads, by the mean of the rows of all forwards; None where they are
@@ -170,30 +159,22 @@ class ExpertVolume:
 
     def _mean_rows(self, rank: int, layer: int) -> float | None:
         """The mean of the rows that a rank's experts compute in a forward; None where they are not known."""
-        if not self.counts_rows:
-            sizes = self._sizes(layer)
+        if self._options.dispatcher is Dispatcher.PADDED and self._options.capacity_factor is not None:
+            sizes = self._sizes(layer)  # else they are known only where they were counted
             return sizes.num_experts * sizes.slots * sizes.etp
         means = self._means.get((rank, layer))
-        return None if means is None else means.rows
-
-    def _travelled(self, rank: int, layer: int, sizes: ExpertSizes, rows: float) -> tuple[float, float]:
-        """(rows that come to a rank along ep in a forward, rows that come back to it), of one that computes ``rows``."""
-        options = self._options
-        if options.dispatcher is Dispatcher.PADDED:
-            return rows / sizes.etp, rows / sizes.etp
-        means = self._means[rank, layer]
-        return means.arrived, means.kept
+        return None if means is None else means[-1]
 
     @property
-    def _means(self) -> Mapping[tuple[int, int], _Means]:
-        """The means of each (rank, layer), over all steps."""
+    def _means(self) -> Mapping[tuple[int, int], Sequence[float]]:
+        """The means of ``kept``, ``arrived`` and ``rows`` of each (rank, layer), over all forwards of all steps."""
         if not self._known:
             by_layer: dict[tuple[int, int], list[LayerRoutes]] = {}
             for (rank, _, layer), each in self.routes.items():
                 by_layer.setdefault((rank, layer), []).append(each)
             for key, steps in by_layer.items():
                 columns = ([num for each in steps for num in column(each)] for column in _COLUMNS)
-                self._known[key] = _Means(*(sum(numbers) / len(numbers) for numbers in columns))
+                self._known[key] = [sum(numbers) / len(numbers) for numbers in columns]
         return self._known
 
     def _tensors(self, layer: int) -> ExpertTensors:

@@ -33,7 +33,7 @@ Tests hold them against what is alive after the forward, and after I.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pptrace.axes import Axis
@@ -90,25 +90,22 @@ class LayerRows:
     slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCalls:
-    """Calls of a layer: those that a forward makes ``once``, however often it is computed, those of each computation of it, and
-    those of its backward. Of several forwards together an entry is as many calls.
-    """
-
-    once: Sequence[ExpertCall]
-    forward: Sequence[ExpertCall]
-    backward: Sequence[ExpertCall]
+LayerCalls = tuple[list[ExpertCall], list[ExpertCall], list[ExpertCall]]
+"""Calls of a layer: those that a forward makes once, however often it is computed, those of each computation of it, and those of
+its backward. Of several forwards together an entry is as many calls.
+"""
 
 
 def layer_calls(dispatcher: str, sizes: ExpertSizes, rows: LayerRows) -> LayerCalls:
     """The calls of a layer's forwards; none along an axis of one rank."""
-    calls = _CALLS[dispatcher](sizes, rows)
     present = {Axis.EP: sizes.ep > 1, Axis.ETP: sizes.etp > 1}
-    return LayerCalls(*([call for call in part if present[call.axis]] for part in calls))
+    once, forward, backward = (
+        [call for call in part if present[call.axis]] for part in _CALLS[dispatcher](sizes, rows)
+    )
+    return once, forward, backward
 
 
-def _all_to_all(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
+def _all_to_all(sizes: ExpertSizes, rows: LayerRows) -> LayerCalls:
     counts = INDEX_BYTES * sizes.num_experts * rows.forwards
     own, arriving, gathered = (num * sizes.row_bytes for num in (rows.own, rows.arriving, rows.gathered))
     copies = sizes.etp * arriving
@@ -122,7 +119,7 @@ def _all_to_all(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
     return once, there_and_back, there_and_back  # backward: the gradients of what came back, and of what set out
 
 
-def _padded(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
+def _padded(sizes: ExpertSizes, rows: LayerRows) -> LayerCalls:
     num_bytes = rows.slots * sizes.row_bytes
     agreed = [ExpertCall(axis, "all_reduce", INDEX_BYTES * rows.forwards) for axis in (Axis.EP, Axis.ETP)]
     within = [ExpertCall(Axis.ETP, kind, sizes.etp * num_bytes) for kind in ("all_gather", "reduce_scatter")]
@@ -130,7 +127,7 @@ def _padded(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
     return [] if sizes.is_fixed else agreed, there_and_back, there_and_back
 
 
-def _all_gather(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
+def _all_gather(sizes: ExpertSizes, rows: LayerRows) -> LayerCalls:
     routes = rows.forwards * sizes.num_tokens * sizes.top_k
     once, forward, backward = [], [], []
     for axis, num in ((Axis.EP, sizes.ep), (Axis.ETP, sizes.ep * sizes.etp)):
@@ -142,8 +139,7 @@ def _all_gather(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
     return once, forward, backward
 
 
-_Parts = tuple[list[ExpertCall], list[ExpertCall], list[ExpertCall]]
-_CALLS: Mapping[str, Callable[[ExpertSizes, LayerRows], _Parts]] = {
+_CALLS: Mapping[str, Callable[[ExpertSizes, LayerRows], LayerCalls]] = {
     "all-to-all": _all_to_all,
     "padded": _padded,
     "all-gather": _all_gather,

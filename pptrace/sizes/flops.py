@@ -20,11 +20,6 @@ def attention_flops(tokens: int, hidden: int, keys: int | None = None) -> int:
     return 4 * tokens * (tokens if keys is None else keys) * hidden
 
 
-def cross_projection_flops(tokens: int, source: int, hidden: int, kv_width: int) -> int:
-    """q and the output of a decoder's tokens, k and v of what an encoder has made of S: 4·s·h² + 4·S·h·k."""
-    return 4 * hidden * (tokens * hidden + source * kv_width)
-
-
 def attention_weights(facts: GptFacts) -> int:
     """Numbers of the matrices of a layer's attention, which each token is multiplied with."""
     latent, hidden, heads, both = facts.form.latent, facts.hidden, facts.heads, facts.head_dim + facts.value_dim
@@ -61,7 +56,8 @@ def layer_flops(facts: GptFacts, layer: int) -> int:
     tokens = source if is_encoder else tokens
     products = 2 * tokens * attention_weights(facts) + layer_attention_flops(facts, layer)
     if facts.encoder_layers and not is_encoder:
-        products += cross_projection_flops(tokens, source, hidden, kv_width)
+        # q and the output of a decoder's tokens, k and v of what an encoder has made of S: 4·s·h² + 4·S·h·k.
+        products += 4 * hidden * (tokens * hidden + source * kv_width)
     if facts.experts is None or not facts.experts_of(layer):
         return products + layer_mlp_flops(facts, layer)
     options = facts.experts.of_layer(layer)

@@ -77,7 +77,13 @@ class GradientVolume:
     expert_replicas: int = 1
 
     def volumes(self) -> Iterator[Volume]:
-        yield from self._partial_sums()
+        # One all-reduce over tp of what each rank has a part of (Megatron-LM ``finalize_model_grads``).
+        partial = sum(
+            self._held(parameter) if parameter.summed == parameter.numel else parameter.summed
+            for parameter in self.parameters()
+        )
+        num_bytes = partial * self.facts.gradient_bytes
+        yield collective(Axis.TP, Collective.ALL_REDUCE, self.tp, num_bytes, 1 if partial else 0)
         if self.tied_apart:
             embedding = next(parameter for parameter in self.parameters() if parameter.is_embedding)
             yield collective(
@@ -100,15 +106,6 @@ class GradientVolume:
             return parameters
         ends = [index for index, parameter in enumerate(parameters) if parameter.is_embedding]
         return [parameter for index, parameter in enumerate(parameters) if index not in ends[1:]]
-
-    def _partial_sums(self) -> Iterator[Volume]:
-        """One all-reduce over tp of what each rank has a part of (Megatron-LM ``finalize_model_grads``)."""
-        numbers = sum(
-            self._held(parameter) if parameter.summed == parameter.numel else parameter.summed
-            for parameter in self.parameters()
-        )
-        count = 1 if numbers else 0
-        yield collective(Axis.TP, Collective.ALL_REDUCE, self.tp, numbers * self.facts.gradient_bytes, count)
 
     def _held(self, parameter: Parameter) -> int:
         """Numbers of its gradient on this rank."""

@@ -189,7 +189,10 @@ class StepVolume:
     def backward(self, stage: int, fully_recomputed: bool) -> Volume:
         """Communication of one B or I of a stage of the plan, but for rows to experts: a W communicates nothing."""
         model_stage_index, plan = self.plan.model_stage(stage), self.plan
-        parts = [self._layers(model_stage_index).backward, self._recomputed_volume(model_stage_index, fully_recomputed)]
+        parts = [self._layers(model_stage_index).backward]
+        hows = self.facts.recompute_of(model_stage_index, fully=fully_recomputed)
+        for layer, how in zip(self.facts.layers_of(model_stage_index), hows, strict=True):
+            parts += self._repeated(layer, how)
         parts.append(self._transfers(stage, plan.previous_stage(stage), plan.next_stage(stage)))
         parts += [both.backward for both in self._embedding_volumes(model_stage_index)]
         if model_stage_index == plan.chain_length - 1:
@@ -258,14 +261,8 @@ class StepVolume:
             self._again[pp_rank] = by_stage
         return self._again[pp_rank]
 
-    def _recomputed_volume(self, model_stage: int, fully: bool) -> Volume:
-        """Communication of layers' forward that their backward repeats (arXiv 2205.05198, section 5)."""
-        layers = self.facts.layers_of(model_stage)
-        hows = zip(layers, self.facts.recompute_of(model_stage, fully=fully), strict=True)
-        return total(part for layer, how in hows for part in self._repeated(layer, how))
-
     def _repeated(self, layer: int, how: str) -> Iterator[Volume]:
-        """Volume that one layer repeats."""
+        """Communication of a layer's forward that its backward repeats (arXiv 2205.05198, section 5)."""
         if how in FULLY:
             yield from (part.forward for part in self._parts_of(layer))
         modules = modules_of(how)

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from pptrace.clock import Clock
 from pptrace.intervals import EMPTY, Int64, NestedIntervals, intersect, lengths_within, merge, subtract, union
 from pptrace.marks import Collective
-from pptrace.model.device import DeviceWork
-from pptrace.model.device_idle import IdleTime, RangedPauses, with_host_waits
+from pptrace.model.device import DeviceWork, IdleTime, RangedPauses, with_host_waits
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.recognise.messages.match import without_group_or_peer
 from pptrace.slices import Slice

@@ -19,8 +19,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, Int64
 from pptrace.schedule.actions import Kind, Phase
-from pptrace.schedule.phases import phases_by_order
-from pptrace.schedule.plan import Plan
+from pptrace.schedule.plan import Plan, phases_by_order
 from pptrace.slices import Slice, distinct_of, reduce_groups, rows_among, rows_where, slice_of, slices
 
 

@@ -60,7 +60,7 @@ from pptrace.errors import UsageError
 from pptrace.intervals import Int64, length, merge
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.damage import LackingRecords
-from pptrace.model.device_idle import with_host_waits
+from pptrace.model.device import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.predicted import predictions_of
 from pptrace.model.schedule_info import ScheduleInfo

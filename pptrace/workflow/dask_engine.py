@@ -16,8 +16,7 @@ from msgspec import Struct, field
 
 from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
-from pptrace.ingest.job.read_job import Data, FileResult, Read
-from pptrace.ingest.job.read_progress import ProgressMeter
+from pptrace.ingest.job.read_job import Data, FileResult, ProgressMeter, Read
 
 if TYPE_CHECKING:
     from distributed import Client, Future

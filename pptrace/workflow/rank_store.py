@@ -22,7 +22,7 @@ from pptrace.ingest.job.packing import DAMAGE, pack, unpack
 from pptrace.model.predicted import PREDICTED
 from pptrace.model.tables import CALLS, COMMS, HOST_ORDER, MEMORY, OPS
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
-from pptrace.recognise.damage.of_trace import damage_of, without_damaged_events
+from pptrace.recognise.damage import damage_of, without_damaged_events
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.rank import SETTINGS, STEP_TIMES, recording_of

@@ -15,7 +15,7 @@ from pptrace.analysis.stragglers.detectors import Noise, Study
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.whole_run import BlamedOp, Cause, StepChange, StepOutlier, StepSeries
-from pptrace.model.device_idle import HostIdle, SyncSummary
+from pptrace.model.device import HostIdle, SyncSummary
 from tests.support.parts import SCHEDULE, findings_with, rank_step, reason_with, step_with, steps_with
 
 STEPS = 12

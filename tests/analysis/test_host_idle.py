@@ -14,7 +14,7 @@ from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Severity, StepReport
 from pptrace.analysis.steps.host_idle import synchronisations_of_windows
 from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, SpanMark, Transfer
-from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, with_host_waits
+from pptrace.model.device import HostIdle, IdleTime, Synchronisations, with_host_waits
 from pptrace.model.traces import Category, Trace
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.messages import peer_of

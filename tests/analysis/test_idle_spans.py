@@ -15,7 +15,7 @@ from pptrace.analysis.recording import with_recording
 from pptrace.analysis.report import RecordingReport, Report
 from pptrace.analysis.result import Finding, Severity, StepReport
 from pptrace.analysis.steps.step_series import series_of
-from pptrace.model.device_idle import HostIdle
+from pptrace.model.device import HostIdle
 from pptrace.model.report_table import Amount
 from pptrace.report.summary_figures import overview
 from pptrace.report.tables.ranks import ranks_table

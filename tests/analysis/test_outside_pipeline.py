@@ -184,7 +184,7 @@ def test_a_message_within_a_function_that_sums_gradients_is_none_of_its_sums() -
     assert "gradient_sync" not in set(rows["part"])
 
 
-def rows_of_outside(has_replicas: bool, *calls: tuple[str, str, int]) -> OutsideRows:
+def rows_of_outside(has_replicas: bool, *calls: tuple[str, str, int]) -> tuple[Slice, Int64 | None]:
     """Rows outside a pipeline: a GRAD_SYNC of 20 ms, with an all-reduce of dp in it, or none anywhere near, or with calls
     (kind, axis, ms) of a millisecond.
     """

@@ -12,8 +12,7 @@ from pptrace.analysis.findings.plain import BETWEEN_OPERATORS, LAST_TO_COLLECTIV
 from pptrace.analysis.result import CommSummary, Finding, RankStep, ScheduleSummary, StepReport
 from pptrace.analysis.steps.plain_steps import NO_PIPELINE
 from pptrace.analysis.steps.step_series import series_of
-from pptrace.model.device import DeviceBreakdown
-from pptrace.model.device_idle import HostIdle, SyncSummary
+from pptrace.model.device import DeviceBreakdown, HostIdle, SyncSummary
 from tests.support.parts import rank_step
 
 NO_SCHEDULE = ScheduleSummary("unknown", None, None, None, "none", ())

@@ -22,8 +22,7 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.whole_run import Bubble, Cause, RootCause, Waterfall
-from pptrace.model.device import DeviceBreakdown
-from pptrace.model.device_idle import HostIdle
+from pptrace.model.device import DeviceBreakdown, HostIdle
 from pptrace.model.mesh import MeshSizes
 from pptrace.recognise.device.work import NO_DEVICE
 from tests.support.parts import parts_ns, rank_step

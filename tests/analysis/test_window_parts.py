@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from pptrace.analysis.findings.window_parts import window_parts
-from pptrace.model.device_idle import HostIdle
+from pptrace.model.device import HostIdle
 from tests.analysis.test_verdict import rank_of, step_of
 
 LOADS = {"idle_spans": {"DATA": 50}, "between_operators_ns": 80}

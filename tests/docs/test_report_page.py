@@ -40,7 +40,7 @@ from pptrace.analysis.result import HostWindow, ScheduleCandidate
 from pptrace.analysis.stages.types import StageCompute, StageDifference, StageOps, StagePart, StageWork
 from pptrace.analysis.whole_run import BlamedOp, Cause, Doubt, InDoubt, StepChange, StepOutlier, StepSeries
 from pptrace.errors import UsageError
-from pptrace.model.device_idle import HostIdle
+from pptrace.model.device import HostIdle
 from pptrace.model.traces import Category
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object

@@ -11,9 +11,18 @@ import pandas as pd
 import pytest
 
 from pptrace.ingest.op_tables.rows import Reader
-from pptrace.model.categories import as_category, category_of_codes, same_category, with_categories, without_categories
 from pptrace.model.join_tables import concat_tables, join_adjacent
-from pptrace.model.tables import COMMS, OPS, empty_table, make_table
+from pptrace.model.tables import (
+    COMMS,
+    OPS,
+    as_category,
+    category_of_codes,
+    empty_table,
+    make_table,
+    same_category,
+    with_categories,
+    without_categories,
+)
 
 
 def ops(count: int) -> pd.DataFrame:

@@ -19,8 +19,7 @@ from pptrace.errors import ScheduleError, UsageError
 from pptrace.recognise.schedule.measured_steps import match_registry
 from pptrace.schedule.actions import Action, Kind, Phase, iter_halves, parse_action
 from pptrace.schedule.lower import lower
-from pptrace.schedule.phases import tag_phases
-from pptrace.schedule.plan import Plan, make_plan
+from pptrace.schedule.plan import Plan, make_plan, tag_phases
 from pptrace.schedule.registry import SCHEDULES, build, get
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows, to_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pptrace.schedule.actions import Kind
-from pptrace.schedule.phases import phases_by_order, tag_phases
+from pptrace.schedule.plan import phases_by_order, tag_phases
 from pptrace.schedule.text import from_rows
 
 KINDS = {"F": Kind.F, "B": Kind.B, "I": Kind.I, "W": Kind.W, "O": Kind.OVERLAP_F_B}

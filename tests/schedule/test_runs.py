@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.schedule.plan import Plan
+from pptrace.schedule.plan import Plan, runs_of
 from pptrace.schedule.registry import SCHEDULES, build
-from pptrace.schedule.runs import runs_of
 from pptrace.schedule.text import from_rows
 from tests.schedule.shapes import in_a_row
 

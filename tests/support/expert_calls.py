@@ -21,8 +21,7 @@ def expert_calls(dispatcher: str, sizes: ExpertSizes, kept: NDArray[np.int64], r
     arriving = {each: _arriving(sizes, kept, each) for each in range(first, first + sizes.etp)}
     slots = sizes.num_experts * sizes.slots
     rows = LayerRows(1, int(kept[rank].sum()), arriving[rank], sum(arriving.values()), slots)
-    calls = layer_calls(dispatcher, sizes, rows)
-    return [*calls.once, *calls.forward, *calls.backward]
+    return [call for part in layer_calls(dispatcher, sizes, rows) for call in part]
 
 
 def _arriving(sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> int:

@@ -20,7 +20,7 @@ import pytest
 
 from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
-from pptrace.ingest.job.read_progress import ProgressMeter
+from pptrace.ingest.job.read_job import ProgressMeter
 from pptrace.model.traces import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.schedule.registry import build

@@ -14,7 +14,7 @@ from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankStep, StepReport, alike_steps
 from pptrace.analysis.steps.step_series import periodic_steps
 from pptrace.intervals import lengths_within
-from pptrace.model.device_idle import IDLE_REASONS
+from pptrace.model.device import IDLE_REASONS
 from pptrace.model.known import all_known
 from pptrace.model.tables import Floats, Int64
 from pptrace.model.traces import InputFormat

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pptrace.analysis.compare.figures import CAUSE
 from pptrace.analysis.compare.result import ChangeVerdict, MeanChange, PartChange, SpanChange, Work
-from pptrace.model.device_idle import IDLE_REASONS
+from pptrace.model.device import IDLE_REASONS
 from pptrace.model.wording import milliseconds, signed_milliseconds
 
 

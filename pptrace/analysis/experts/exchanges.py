@@ -18,8 +18,7 @@ from pptrace.analysis.experts import EXPERT_AXES
 from pptrace.analysis.experts.turns import turns_of
 from pptrace.intervals import lengths_within
 from pptrace.marks import Axis, Collective
-from pptrace.model.splits import splits_by_size
-from pptrace.model.tables import UNKNOWN, Bool, Int64
+from pptrace.model.tables import UNKNOWN, Bool, Int64, splits_by_size
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.slices import Slice, last_like

@@ -21,8 +21,7 @@ from msgspec import Struct
 from pptrace.analysis.experts.counts import RankCounts, TokenSizes
 from pptrace.analysis.experts.routing import groups_of
 from pptrace.analysis.experts.types import COUNTS, SPLITS, Group, TrafficMatrix
-from pptrace.model.splits import splits_by_size
-from pptrace.model.tables import UNKNOWN, Bool, Int64
+from pptrace.model.tables import UNKNOWN, Bool, Int64, splits_by_size
 from pptrace.slices import Slice, distinct_of, reduce_groups
 
 UInt64 = npt.NDArray[np.uint64]

@@ -21,7 +21,7 @@ from pptrace.analysis.findings.steps import finding_of
 from pptrace.analysis.part_words import IDLE_WORDS, NOT_HIDDEN
 from pptrace.analysis.result import Finding, RankStep, Severity, StepReport, typical_of
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, is_noise
-from pptrace.model.device_idle import SyncSummary
+from pptrace.model.device import SyncSummary
 from pptrace.model.known import all_known
 from pptrace.model.tables import MESSAGES, Int64
 

@@ -31,8 +31,7 @@ from pptrace.intervals import Int64
 from pptrace.marks import P2P, Collective
 from pptrace.model.known import common
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.splits import are_uneven
-from pptrace.model.tables import Bool
+from pptrace.model.tables import Bool, are_uneven
 from pptrace.sizes.transformer import bus_factor
 from pptrace.slices import Slice, distinct_of, reduce_groups
 

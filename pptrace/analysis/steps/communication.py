@@ -10,8 +10,7 @@ from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.intervals import Int64, intersect, length, lengths_within, union, union_by_group
 from pptrace.model.known import masked
 from pptrace.model.predicted import Bytes
-from pptrace.model.splits import are_uneven
-from pptrace.model.tables import Bool
+from pptrace.model.tables import Bool, are_uneven
 from pptrace.sizes.transformer import bus_factor
 from pptrace.slices import Slice, reduce_groups
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pptrace.intervals import Int64, lengths_within
-from pptrace.model.device import DeviceWork
-from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, SyncSummary
+from pptrace.model.device import DeviceWork, HostIdle, IdleTime, Synchronisations, SyncSummary
 from pptrace.slices import Slice
 
 MOST_SYNCHRONISATIONS = 10
@@ -22,7 +21,7 @@ def host_idle_of_windows(
 
     Args:
         work: of the rank; its own ``idle`` is not looked at.
-        idle: of :func:`pptrace.model.device_idle.with_host_waits`.
+        idle: of :func:`pptrace.model.device.with_host_waits`.
         starts_ns, ends_ns: the windows, on the rank's own clock.
     """
     if not len(work) or idle.reason:

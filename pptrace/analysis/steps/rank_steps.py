@@ -17,7 +17,7 @@ from pptrace.analysis.steps.communication import summarise_steps
 from pptrace.analysis.steps.host_idle import held_up_op, host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
-from pptrace.model.device_idle import HostIdle, with_host_waits
+from pptrace.model.device import HostIdle, with_host_waits
 from pptrace.model.known import masked
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Bool, Int64

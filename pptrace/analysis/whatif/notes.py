@@ -13,8 +13,7 @@ from pptrace.analysis.whatif.replay import link_ends
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
 from pptrace.schedule.needs import Output
-from pptrace.schedule.plan import Plan
-from pptrace.schedule.runs import runs_of
+from pptrace.schedule.plan import Plan, runs_of
 
 UNCOUNTED = "the sum of its gradients over both is not counted"
 """The reason why what a plan gains that has every stage twice is not known."""

@@ -149,11 +149,12 @@ class _Gathered(Struct):
         ranges = [event for event in events if event.ph in _PHASES]
         if not ranges:
             return
+        keys = ((_id(event.pid), _id(event.tid)) for event in ranges)
         part: dict[str, npt.NDArray[Any]] = {
             "phase": np.fromiter((_PHASES[event.ph] for event in ranges), np.uint8, len(ranges)),
             "name": self.names.of([_text(event.name) for event in ranges]),
             "category": self.categories.of([_text(event.cat) for event in ranges]),
-            "thread": np.fromiter((self._thread(event) for event in ranges), np.int32, len(ranges)),
+            "thread": np.array([self.threads.setdefault(key, len(self.threads)) for key in keys], dtype=np.int32),
             "start": nanoseconds([event.ts for event in ranges]),
             "length": nanoseconds([event.dur or b"-1" for event in ranges]),
         }
@@ -168,10 +169,6 @@ class _Gathered(Struct):
             present = [name for name in NUMBERS if f'"{name}"'.encode() in joined]
             part |= self._numbers(present, args_of_each(_Args, texts)) if present else {}
         self.parts.append(part)
-
-    def _thread(self, event: _Event) -> int:
-        key = (_id(event.pid), _id(event.tid))
-        return self.threads.setdefault(key, len(self.threads))
 
     def _numbers(self, names: Sequence[str], objects: Sequence[Any]) -> dict[str, Int64]:
         """The columns of those arguments that some of these objects have."""

@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER
-from pptrace.model.categories import as_category
-from pptrace.model.tables import COMM_ARGS, make_table
+from pptrace.model.tables import COMM_ARGS, as_category, make_table
 
 _RANK = re.compile(r"(?:^|[^a-zA-Z])(?:global[-_ ]?)?ranks?[-_ .:=#]{0,2}(\d{1,9})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"(?:^|[^a-zA-Z])worker[-_]?(\d{1,6})(?=[._-]|$)", re.IGNORECASE)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from collections.abc import Iterator, Mapping, MutableSequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from pptrace.ingest.inputs.resolve import InputFile
-from pptrace.ingest.job.read_progress import ProgressMeter
-from pptrace.ingest.kineto.reader import ReadProgress
 from pptrace.processes import can_fork
 
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from pptrace.ingest.job.read_job import Data, FileResult, ProgressMeter, Read
+
 _POLL_S = 0.1  # between looks at how far the reading processes are
 
 _parts_read: MutableSequence[float] = []
@@ -23,12 +23,8 @@ _parts_read: MutableSequence[float] = []
 
 
 def read_in_processes(
-    files: Mapping[int, InputFile],
-    read: Callable[[InputFile, int, ReadProgress], Result],
-    cores: int,
-    num_processes: int,
-    meter: ProgressMeter,
-) -> Iterator[tuple[int, Result]]:
+    files: Mapping[int, InputFile], read: Read[Data], cores: int, num_processes: int, meter: ProgressMeter
+) -> Iterator[tuple[int, FileResult[Data]]]:
     """(number, result) of the files, the largest first, as they finish; where a process dies, some stay missing.
 
     Each is read on several ``cores``. Processes are forked where that can be done: nothing has to be imported again.
@@ -38,7 +34,7 @@ def read_in_processes(
     pool = ProcessPoolExecutor(num_processes, mp_context=context, initializer=_share_parts, initargs=(parts,))
     with pool, suppress(BrokenProcessPool):
         order = sorted(files, key=lambda index: -files[index].num_bytes)
-        futures = {pool.submit(_read_here, read, cores, index, files[index]): index for index in order}
+        futures = {pool.submit(_read_in_process, read, cores, index, files[index]): index for index in order}
         while futures:
             for future in wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED).done:
                 yield futures.pop(future), future.result()
@@ -51,7 +47,5 @@ def _share_parts(parts: MutableSequence[float]) -> None:
     _parts_read = parts
 
 
-def _read_here(
-    read: Callable[[InputFile, int, ReadProgress], Result], cores: int, index: int, file: InputFile
-) -> Result:
+def _read_in_process(read: Read[Data], cores: int, index: int, file: InputFile) -> FileResult[Data]:
     return read(file, cores, partial(_parts_read.__setitem__, index))

@@ -40,9 +40,8 @@ from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.json_texts import UNITS, to_ns
 from pptrace.ingest.ops.steps import assign_steps
 from pptrace.marks import P2P, Collective
-from pptrace.model.categories import category_of_codes
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Int64, comms_table, ops_table
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Int64, category_of_codes, comms_table, ops_table
 from pptrace.model.wording import listed
 from pptrace.schedule.actions import parse_action
 from pptrace.slices import group_codes, rows_where

@@ -44,12 +44,6 @@ _ENDS = {"HOST": "Host", "DEVICE": "Device"}
 _COPY = re.compile(r"(?:MEMORY_COPY_)?(HOST|DEVICE)_TO_(HOST|DEVICE)")
 
 
-def suffixes_of(db: Database) -> list[str]:
-    """The ends of the names of the tables, one for each process that recorded."""
-    found = (_TABLE.fullmatch(table) for table in db.tables)
-    return sorted({match[2] for match in found if match})
-
-
 def read_tables(db: Database, suffix: str, names: Codes, warnings: list[str]) -> list[EventColumns]:
     """All events of a process, table by table; ``process`` is an id of ``rocpd_info_process``, -1 if unknown."""
     events = _EventTable.of(db, suffix)
@@ -241,7 +235,8 @@ def read_rocpd(path: Path) -> tuple[Trace, ...]:
         TraceError: the file cannot be read, is no such database, or holds no events.
     """
     with Database(path, EXPECTED_INPUT) as db:
-        suffixes = suffixes_of(db)
+        # The ends of the names of the tables, one for each process that recorded.
+        suffixes = sorted({match[2] for match in map(_TABLE.fullmatch, db.tables) if match})
         if not suffixes:
             raise TraceError(f"{path}: an SQLite database without the tables of rocpd; {EXPECTED_INPUT}")
         warnings: list[str] = []

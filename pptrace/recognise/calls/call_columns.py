@@ -17,8 +17,7 @@ import pandas as pd
 from msgspec import Struct, field
 
 from pptrace.marks import P2P
-from pptrace.model.categories import as_category, category_of_codes
-from pptrace.model.tables import Int64
+from pptrace.model.tables import Int64, as_category, category_of_codes
 from pptrace.recognise.device.work import KINDS, kind_of
 from pptrace.slices import Slice
 

@@ -32,8 +32,7 @@ import numpy as np
 import pandas as pd
 from msgspec import Struct, field
 
-from pptrace.model.categories import as_category, category_of_codes
-from pptrace.model.tables import CALLS, Bool, Int64, empty_table, make_table
+from pptrace.model.tables import CALLS, Bool, Int64, as_category, category_of_codes, empty_table, make_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs
 from pptrace.recognise.calls.host_calls import host_calls

@@ -17,10 +17,9 @@ import pandas as pd
 
 from pptrace.intervals import find_interval
 from pptrace.marks import P2P, Collective
-from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import CALLS, Bool, Int64, make_table
+from pptrace.model.tables import CALLS, Bool, Int64, make_table, without_categories
 from pptrace.recognise.groups.topology import axis_of_description
 from pptrace.recognise.ops.label_steps import LaunchIndex
 from pptrace.recognise.ops.mark_ranges import MarkedRanges

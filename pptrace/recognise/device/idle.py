@@ -30,8 +30,7 @@ import re
 import numpy as np
 
 from pptrace.intervals import EMPTY, Int64, earliest_from, find_interval, intersect, reduce_ranges, subtract, union
-from pptrace.model.device import Rows
-from pptrace.model.device_idle import IdleTime, Synchronisations
+from pptrace.model.device import IdleTime, Rows, Synchronisations
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.slices import last_like
 

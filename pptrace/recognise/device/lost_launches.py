@@ -87,19 +87,18 @@ def _ranges(events: Events, calls: Rows, code: Int64, launches: Bool) -> pd.Data
     kernels.
     """
     is_operator = (events.category == Category.CPU_OP) & events.named(_STEADY)[events.name_id]
-    ranges = np.flatnonzero(is_operator | (events.category == Category.ANNOTATION))
-    begun, number = events.start_ns[calls], events.correlation[calls]
-    first, beyond = np.searchsorted(begun, events.start_ns[ranges]), np.searchsorted(begun, events.ends_of(ranges))
-    known = np.flatnonzero((first > 0) & (beyond < len(calls)))
-    of_work = events.correlation[device_rows(events)]
+    ranges, first, beyond = _between_calls(
+        events, calls, np.flatnonzero(is_operator | (events.category == Category.ANNOTATION))
+    )
+    number, of_work = events.correlation[calls], events.correlation[device_rows(events)]
     without = np.unique(of_work[~are_of(of_work, number)])  # work of launches that are missing alone
-    known = known[np.searchsorted(without, number[first[known] - 1]) == np.searchsorted(without, number[beyond[known]])]
     polls = events.named(_POLLS)[events.name_id[calls]]
     others = ~are_of(events.thread[calls], events.thread[calls[launches]])
     total, count, polled, by_others = (
         np.append(0, np.cumsum(of_calls)) for of_calls in (code, launches, polls, others)
     )
-    known = known[by_others[beyond[known] + 1] == by_others[first[known] - 1]]
+    known = np.searchsorted(without, number[first - 1]) == np.searchsorted(without, number[beyond])
+    known &= by_others[beyond + 1] == by_others[first - 1]
     ranges, first, beyond = ranges[known], first[known], beyond[known]
     return pd.DataFrame(
         {
@@ -130,7 +129,7 @@ def _numbers_lacking(table: pd.DataFrame, of_launches: Int64) -> pd.DataFrame:
 
 def _codes_of_calls(events: Events, calls: Rows) -> Int64:
     """A code of each call by its name and those of what it launched: sums of codes tell sets of calls."""
-    of_names = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(events.names))
+    of_names = events.numbers_of_names()
     codes: Int64 = of_names[events.name_id[calls]]
     rows = device_rows(events)
     launched_by = launch_calls(events, rows)
@@ -192,10 +191,8 @@ def _ranges_without_calls(events: Events, calls: Rows) -> Rows:
     ranges = np.flatnonzero(events.category == Category.ANNOTATION)
     if is_out_of_order(events, calls):
         return ranges[:0]
-    begun, number = events.start_ns[calls], events.correlation[calls]
-    first, beyond = np.searchsorted(begun, events.start_ns[ranges]), np.searchsorted(begun, events.ends_of(ranges))
-    known = np.flatnonzero((first > 0) & (beyond < len(calls)))
-    ranges, first, beyond = ranges[known], first[known], beyond[known]
+    ranges, first, beyond = _between_calls(events, calls, ranges)
+    number = events.correlation[calls]
     launched = np.append(0, np.cumsum(are_of(number, events.correlation[device_rows(events)])))
     launches = launched[beyond] - launched[first]
     made = number[beyond] - number[first - 1]
@@ -219,3 +216,11 @@ def _num_missing(events: Events, calls: Rows, row: Rows) -> int:
         return 0
     number = events.correlation[calls]
     return int(number[beyond] - number[first - 1] - (beyond - first + 1))
+
+
+def _between_calls(events: Events, calls: Rows, ranges: Rows) -> tuple[Rows, Rows, Rows]:
+    """(the ranges with a call before them and one behind them; the first call of each, if it has one; the one behind it)."""
+    begun = events.start_ns[calls]
+    first, beyond = np.searchsorted(begun, events.start_ns[ranges]), np.searchsorted(begun, events.ends_of(ranges))
+    known = (first > 0) & (beyond < len(calls))
+    return ranges[known], first[known], beyond[known]

@@ -1,9 +1,10 @@
 """Device work by category (compute, communication, memory), each with the host call that launched it; kinds of communication by
-the names of calls and kernels; and work that was launched and is not in the trace.
+the names of calls and kernels, and by the launchers of kernels without a name, or with another's; and work that was launched and
+is not in the trace.
 
 CUPTI drops what its buffers cannot hold, Kineto the first of a session. Every launch of a kernel has a correlation, which its
-kernel has too. A launch without is of a kernel that was lost, if not of one
-that was captured into a graph. What lost kernels did is not known: nor is when their rank computed, in the steps they were in.
+kernel has too. A launch without is of a kernel that was lost, if not of one that was captured into a graph. What lost kernels
+did is not known: nor is when their rank computed, in the steps they were in.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
 
 from pptrace.intervals import Int64, earliest_from, intersect, lengths_within, merge, subtract
 from pptrace.marks import P2P
@@ -20,7 +23,6 @@ from pptrace.model.device import DeviceBreakdown, DeviceWork, LostKernels, Rows
 from pptrace.model.tables import Int8
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.idle import idle_time
-from pptrace.recognise.device.launchers import NCCL_CALL, Labels, labels_of
 from pptrace.slices import are_of
 
 COMMUNICATION_KERNEL = re.compile(
@@ -183,11 +185,6 @@ def device_rows(events: Events) -> Rows:
     return np.flatnonzero(events.is_of(Category.KERNEL, Category.MEMCPY, Category.MEMSET))
 
 
-def labels(events: Events, rows: Rows, calls: Rows) -> Labels:
-    """Evidence whether each device row communicates; ``calls`` are the host calls that launched them."""
-    return labels_of(events, rows, calls, COMMUNICATION_KERNEL)
-
-
 def _communicates(events: Events, rows: Rows, calls: Rows) -> Bool:
     """Mark the device rows that communicate; ``calls`` are the host calls that launched them."""
     if not len(rows):
@@ -286,8 +283,8 @@ def lost_in_graphs(events: Events, rows: Rows) -> Rows:
         return order
     replays, first = np.unique(calls[order], return_index=True)
     names, name = np.unique(events.name_id[rows[order]], return_inverse=True)
-    numbers = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(names))
-    _, example, times = np.unique(np.add.reduceat(numbers[name], first), return_index=True, return_counts=True)
+    sums = np.add.reduceat(events.numbers_of_names()[names][name], first)
+    _, example, times = np.unique(sums, return_index=True, return_counts=True)
     of_replay = np.split(name, first[1:])
 
     def nodes(replay: int) -> Int64:
@@ -322,3 +319,84 @@ def is_much(lost: LostKernels, number: int | None = None) -> bool:
     """Return whether so much is lost, or of that so many kernels, that figures would be wrong by it."""
     number = len(lost) if number is None else number
     return number >= _MANY or number > _MUCH * lost.num_launches
+
+
+NCCL_CALL = re.compile(r"^(?:(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z])")
+"""Names of NCCL's host calls, without the range of a batch, which may never end."""
+_CALL = re.compile(NCCL_CALL.pattern + r"|^\w*ccl\w*:", re.ASCII)
+_TORCH_OPERATOR = re.compile(r"^aten::")
+UNNAMED = re.compile(r"^\W*(?:unknown|null|none)?\W*$", re.IGNORECASE)
+"""Names that are none."""
+_MOST_OF_CALL = 4
+"""Kernels that a call launches at most: the range of a batch that never ended has all that came later."""
+FEWEST_CONTRADICTING = 3
+"""Kernels with names that contradict their launches from which on no name is believed against a launch."""
+
+
+class Labels(Struct, frozen=True):
+    """Evidence on device rows, by their names and by what launched them: each a mark for each row."""
+
+    named: Bool
+    """The name is one of communication."""
+    unnamed: Bool
+    launched: Bool
+    """The call that launched it, and nothing else, is known."""
+    of_calls: Bool
+    """Launched by a call of communication, outside of operators in it."""
+    of_operators: Bool
+
+    @property
+    def contradict(self) -> Bool:
+        """Kernels that communicate by their name or by what launched them, and not by the other."""
+        marks: Bool = (self.named & self.of_operators) | (self.of_calls & ~self.named & ~self.unnamed)
+        return marks
+
+    @property
+    def communicate(self) -> Bool:
+        """Kernels that communicate by what launched them, else by their name, unless names of others are wrong."""
+        sure = self.launched if np.count_nonzero(self.contradict) >= FEWEST_CONTRADICTING else self.of_operators
+        marks: Bool = self.of_calls | (self.named & ~sure)
+        return marks
+
+    @property
+    def unknown(self) -> Bool:
+        """Kernels without a name of which no call tells what they do."""
+        marks: Bool = self.unnamed & ~self.of_calls & ~self.of_operators
+        return marks
+
+
+def labels(events: Events, rows: Rows, calls: Rows) -> Labels:
+    """Evidence that kernels communicate: their names, or the ``calls`` that launched them (-1: unknown)."""
+    is_kernel = events.category[rows] == Category.KERNEL
+    named = is_kernel & events.named(COMMUNICATION_KERNEL, rows)[events.name_id[rows]]
+    unnamed = is_kernel & events.named(UNNAMED, rows)[events.name_id[rows]]
+    _, number, times = np.unique(calls, return_inverse=True, return_counts=True)
+    launched = is_kernel & (calls >= 0) & (times[number] == 1)  # of several with one number it is not known
+    is_range = events.named(_CALL)[events.name_id] & events.is_of(Category.CPU_OP, Category.ANNOTATION)
+    inside = np.zeros(len(rows), dtype=np.bool_)
+    inside[launched] = events.are_within(
+        np.flatnonzero(is_range), events.thread[calls[launched]], events.start_ns[calls[launched]]
+    )
+    chosen = np.flatnonzero(launched & (named | unnamed | inside))
+    around = innermost_ranges(events, calls[chosen])
+    _, number, times = np.unique(around, return_inverse=True, return_counts=True)
+    is_call = (around >= 0) & is_range[around] & (times[number] <= _MOST_OF_CALL)
+    is_operator = (around >= 0) & events.named(_TORCH_OPERATOR)[events.name_id[around]]
+    of_calls, of_operators = np.zeros((2, len(rows)), dtype=np.bool_)
+    of_calls[chosen], of_operators[chosen] = is_call, is_operator
+    ids = events.name_id[rows]  # of a library with other names, whose launches are not all known
+    named |= is_kernel & ~unnamed & np.isin(ids, np.setdiff1d(ids[of_calls], ids[launched & ~of_calls]))
+    return Labels(named, unnamed, launched, of_calls, of_operators)
+
+
+def innermost_ranges(events: Events, calls: Rows) -> npt.NDArray[np.intp]:
+    """The row of the innermost operator or range around each call on its thread; -1 without one."""
+    around = np.full(len(calls), -1, dtype=np.intp)
+    on_host = np.flatnonzero(events.is_of(Category.CPU_OP, Category.ANNOTATION))
+    threads = events.thread[calls]
+    on_host = on_host[np.isin(events.thread[on_host], threads)]
+    for thread, of_thread in events.rows_by_thread(on_host).items():
+        chosen = np.flatnonzero(threads == thread)
+        inner = events.intervals_of(of_thread).innermost(events.start_ns[calls[chosen]])
+        around[chosen] = np.where(inner >= 0, of_thread[inner], -1)
+    return around

@@ -19,7 +19,7 @@ from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.marks import P2P, Collective
 from pptrace.model.tables import Bool, Int64, What
 from pptrace.model.wording import as_ranges
-from pptrace.recognise.groups.axes import configured_groups
+from pptrace.recognise.groups.axes import NO_GROUP, configured_groups
 from pptrace.recognise.groups.topology import Chain, call_keys
 from pptrace.slices import distinct_of, rows_among, rows_where
 
@@ -155,5 +155,5 @@ def _groups_of_broadcasts(rank: int, calls: pd.DataFrame, distributed: Mapping[s
     configured = configured_groups(distributed)
     _, keys = call_keys(rank, rows_where(calls, rows_among(calls["kind"], [Collective.BROADCAST])))
     for _, name, _, ranks, _ in keys:
-        known = ranks_of(ranks) or (configured[name].ranks if name in configured else ())
+        known = ranks_of(ranks) or configured.get(name, NO_GROUP).ranks
         yield from [known] if name or known else [group.ranks for group in configured.values()]

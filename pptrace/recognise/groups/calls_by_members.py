@@ -18,7 +18,7 @@ from pptrace.ingest.common.rank_names import ranks_of
 from pptrace.marks import Collective
 from pptrace.model.tables import MESSAGES, Bool, Int64
 from pptrace.model.wording import counted
-from pptrace.recognise.groups.axes import configured_groups, groups_by_members
+from pptrace.recognise.groups.axes import NO_GROUP, configured_groups, groups_by_members
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, Group
 from pptrace.slices import distinct_of, rows_among
 
@@ -139,7 +139,7 @@ def _rank_of(calls: DistinctCalls, distributed: Mapping[str, Any]) -> _Rank:
         if is_open:
             result.open[signature] = result.open.get(signature, 0) + count
         else:
-            members = ranks_of(ranks) or (configured[name].ranks if name in configured else ())
+            members = ranks_of(ranks) or configured.get(name, NO_GROUP).ranks
             result.known[signature, members] = result.known.get((signature, members), 0) + count
     return result
 

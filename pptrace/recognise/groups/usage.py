@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from pptrace.clock.bounds import ALL_TO_ALL
 from pptrace.clock.result import READING_NS
 from pptrace.marks import P2P
-from pptrace.model.splits import parse_splits
+from pptrace.model.tables import are_uneven
 from pptrace.model.traces import COMMUNICATORS
 from pptrace.model.wording import counted
 from pptrace.recognise.groups.topology import Group
@@ -89,7 +89,7 @@ class Use(Struct):
         if 2 * most >= len(reduced):
             self.num_equal = max(self.num_equal, most / max(num_steps, 1))
         self.largest_bytes = max(self.largest_bytes, max(sizes, default=-1))
-        self.is_uneven = self.is_uneven or any(map(_are_uneven, calls["splits"].unique().tolist()))
+        self.is_uneven = self.is_uneven or bool(are_uneven(calls["splits"].unique().tolist()).any())
 
 
 def _counts(column: pd.Series[Any]) -> dict[Any, int]:
@@ -110,10 +110,6 @@ def merge_usage(uses: Iterable[Use]) -> Use:
         merged.largest_bytes = max(merged.largest_bytes, use.largest_bytes)
         merged.is_uneven = merged.is_uneven or use.is_uneven
     return merged
-
-
-def _are_uneven(splits: str) -> bool:
-    return any(len(set(side)) > 1 for side in parse_splits(splits))
 
 
 _SEVERAL = 2

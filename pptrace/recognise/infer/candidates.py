@@ -14,8 +14,8 @@ import pandas as pd
 from msgspec import Struct
 
 from pptrace.marks import P2P
-from pptrace.model.stage_texts import chunks_in, stage_text
 from pptrace.model.tables import COMPUTE_KINDS, FORWARD_KINDS, MESSAGE_CALLS
+from pptrace.recognise.labels.label import chunks_in, stage_text
 from pptrace.recognise.messages.messages_from_plan import planned_messages
 from pptrace.recognise.schedule.measured_steps import built_plan
 from pptrace.schedule import registry

@@ -9,9 +9,8 @@ import pandas as pd
 from msgspec.structs import replace
 
 from pptrace.axes import SIZED
-from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMPUTE_KINDS, FORWARD_KINDS, UNKNOWN
+from pptrace.model.tables import COMPUTE_KINDS, FORWARD_KINDS, UNKNOWN, with_categories
 from pptrace.recognise.groups.axes import configured_groups
 from pptrace.recognise.groups.topology import multiply_up
 from pptrace.recognise.infer.candidates import Detail, TracedRank, find_traced_ranks

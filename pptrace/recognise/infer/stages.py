@@ -10,11 +10,10 @@ import pandas as pd
 from msgspec import Struct
 
 from pptrace.marks import P2P
-from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.stage_texts import with_stage_of_chunk
-from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS, with_categories
 from pptrace.recognise.groups.axes import Groups
+from pptrace.recognise.labels.label import with_stage_of_chunk
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, cross_rank_ops, match_by_adjacent_ops
 from pptrace.schedule.actions import Action
 from pptrace.slices import distinct_rows, rows_among, rows_where

@@ -14,8 +14,7 @@ from pptrace.intervals import Int64, find_interval, union
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.splits import rows_of_splits
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, Bool, Schema, comms_table, empty_table
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, Bool, Schema, comms_table, empty_table, rows_of_splits
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import UNKNOWN, Group, call_keys, global_peer
 from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan

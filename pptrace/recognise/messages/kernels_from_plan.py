@@ -24,7 +24,7 @@ import pandas as pd
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.splits import parse_splits
+from pptrace.model.tables import parse_splits
 from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.recognise.messages.match import (
     MatchNumbers,

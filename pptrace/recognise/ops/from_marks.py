@@ -11,9 +11,8 @@ import pandas as pd
 from msgspec.structs import replace
 
 from pptrace.marks import P2P, SpanKind
-from pptrace.model.categories import as_category, category_of_codes
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import DIRECTIONS, Int64, comms_table, ops_table
+from pptrace.model.tables import DIRECTIONS, Int64, as_category, category_of_codes, comms_table, ops_table
 from pptrace.model.wording import counted
 from pptrace.recognise.device.work import ALGORITHMS
 from pptrace.recognise.ops.label_steps import LaunchIndex, RankTables

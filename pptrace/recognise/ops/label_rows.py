@@ -12,11 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pptrace.marks import P2P
-from pptrace.model.categories import category_of_codes
-from pptrace.model.stage_texts import stage_text
-from pptrace.model.tables import DIRECTIONS, UNKNOWN, Bool, Int64, comms_table, ops_table
+from pptrace.model.tables import DIRECTIONS, UNKNOWN, Bool, Int64, category_of_codes, comms_table, ops_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import megatron
+from pptrace.recognise.labels.label import stage_text
 from pptrace.recognise.ops.host_compute import computing_spans
 from pptrace.recognise.ops.label_actions import LabelledActions
 from pptrace.recognise.ops.label_columns import IS_MESSAGE, NONE, LabelledPhases, Ranges

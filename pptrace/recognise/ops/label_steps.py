@@ -139,7 +139,7 @@ class RankTables(Struct, frozen=True):
     """Ops and communication of one rank (schemas OPS and COMMS, rank -1), unmatched, on its own clock; labels are those of
     ``framework``.
 
-    ``by_gaps``: the ops are what lies between messages (:mod:`pptrace.recognise.ops.infer_between_messages`).
+    ``by_gaps``: the ops are what lies between messages (:mod:`pptrace.recognise.ops.from_labels`).
     ``run_sizes`` as in :class:`~pptrace.recognise.ops.label_actions.LabelledActions`.
     """
 
@@ -181,9 +181,7 @@ class LaunchIndex:
     """Finds the device work that was launched inside host ranges, by any thread of the process."""
 
     def __init__(self, work: DeviceWork) -> None:
-        launched = np.flatnonzero(work.launch_ns >= 0)
-        rows = launched[np.argsort(work.launch_ns[launched], kind="stable")]
-        self._work = work
+        self._work, rows = work, work.launch_order
         self._rows = {True: rows[work.is_communication[rows]], False: rows[work.is_compute[rows]]}
         self._launches = {kind: work.launch_ns[rows_of_kind] for kind, rows_of_kind in self._rows.items()}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,33 +174,27 @@ class MarkShape(Struct, frozen=True):
         return not is_padded.any() and bool((numbers[:, unread] == numbers[:1, unread]).all())
 
 
-class MarkNames(Struct, frozen=True):
-    """The names that are marks: shapes of those that can be read, and by their index those that cannot."""
-
-    shapes: Sequence[MarkShape]
-    unreadable: Mapping[int, UnknownMark]
-
-    def equal_marks(self, num_names: int, kinds: Any) -> Int64:
-        """Number of each name, the same for equal marks of some types; −1 for the others."""
-        numbers = np.full(num_names, -1)
-        by_text: dict[str, list[MarkShape]] = {}
-        for shape in self.shapes:
-            if isinstance(shape.mark, kinds):
-                by_text.setdefault(shape.canonical()[0], []).append(shape)
-        first = 0
-        for shapes in by_text.values():
-            names = np.concatenate([shape.names for shape in shapes])
-            if len(shapes) == 1 and shapes[0].are_names_distinct_marks():
-                numbers[names] = first + np.arange(len(names))
-            else:
-                values = np.concatenate([shape.canonical()[1] for shape in shapes])
-                numbers[names] = first + distinct_rows(values)[1]
-            first += len(names)
-        return numbers
+def equal_marks(shapes: Sequence[MarkShape], num_names: int, kinds: Any) -> Int64:
+    """Number of each name, the same for equal marks of some types; −1 for the others."""
+    numbers = np.full(num_names, -1)
+    by_text: dict[str, list[MarkShape]] = {}
+    for shape in shapes:
+        if isinstance(shape.mark, kinds):
+            by_text.setdefault(shape.canonical()[0], []).append(shape)
+    first = 0
+    for alike in by_text.values():
+        names = np.concatenate([shape.names for shape in alike])
+        if len(alike) == 1 and alike[0].are_names_distinct_marks():
+            numbers[names] = first + np.arange(len(names))
+        else:
+            values = np.concatenate([shape.canonical()[1] for shape in alike])
+            numbers[names] = first + distinct_rows(values)[1]
+        first += len(names)
+    return numbers
 
 
-def read_marks(names: Sequence[str]) -> MarkNames:
-    """Read those names of a trace that are marks."""
+def read_marks(names: Sequence[str]) -> tuple[list[MarkShape], dict[int, UnknownMark]]:
+    """(the shapes of those names of a trace that are marks and can be read, by their index those that cannot)."""
     lines = NameLines.of(names)
     is_plain = lines.beginning_with(PREFIX)
     is_line = np.zeros(len(names), dtype=np.bool_)
@@ -228,7 +222,7 @@ def read_marks(names: Sequence[str]) -> MarkNames:
             mark = _tagged_mark(part, is_wide)
             assert mark is not None, part.text
             shapes.append(MarkShape(mark, part))
-    return MarkNames(shapes, unreadable)
+    return shapes, unreadable
 
 
 def _by_widths(shape: NameShape) -> Iterator[tuple[NameShape, Sequence[bool]]]:

@@ -30,7 +30,7 @@ from pptrace.marks import (
 )
 from pptrace.model.tables import Bool, Int64
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.ops.mark_names import MarkShape, read_marks
+from pptrace.recognise.ops.mark_names import MarkShape, equal_marks, read_marks
 from pptrace.slices import Slice, places_of_each
 
 KINDS_OF_SPANS, KINDS_OF_COLLECTIVES, AXES = tuple(SpanKind), tuple(Collective), tuple(Axis)
@@ -91,26 +91,26 @@ def split_marks(events: Events) -> tuple[MarkedRanges, Events]:
 
     Marks have a name each. Where the names of a trace are searched, there are few without them; spans are labels as well.
     """
-    names = read_marks(events.names)
+    shapes, unread = read_marks(events.names)
     num_names = len(events.names)
     is_mark, is_searched = np.zeros(num_names, dtype=np.bool_), np.ones(num_names, dtype=np.bool_)
-    is_mark[list(names.unreadable)] = True
-    is_searched[list(names.unreadable)] = False
-    for shape in names.shapes:
+    is_mark[list(unread)] = True
+    is_searched[list(unread)] = False
+    for shape in shapes:
         is_mark[shape.names] = True
         is_searched[shape.names] = isinstance(shape.mark, SpanMark)
     rows = np.flatnonzero((events.category == Category.ANNOTATION) & is_mark[events.name_id])
     ids = events.name_id[rows]
     unreadable: dict[str, list[str]] = {}
-    if names.unreadable:
-        cannot_be_read = np.isin(ids, list(names.unreadable))
+    if unread:
+        cannot_be_read = np.isin(ids, list(unread))
         for index in ids[cannot_be_read].tolist():
-            mark = names.unreadable[index]
+            mark = unread[index]
             unreadable.setdefault(mark.reason, []).append(mark.text)
         rows, ids = rows[~cannot_be_read], ids[~cannot_be_read]
-    equal = names.equal_marks(num_names, _REPEATABLE)[ids]
+    equal = equal_marks(shapes, num_names, _REPEATABLE)[ids]
     times = (events.start_ns[rows], events.ends_of(rows), events.thread[rows])
-    marks = MarkedRanges(*times, equal, unreadable, *_tables(names.shapes, ids, num_names))
+    marks = MarkedRanges(*times, equal, unreadable, *_tables(shapes, ids, num_names))
     if not is_searched.all():
         index_of = np.cumsum(is_searched, dtype=np.int32) - 1
         index_of[~is_searched] = index_of[-1] + 1

@@ -25,11 +25,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.intervals import EMPTY, intersect, lengths_within, merge, subtract, union
-from pptrace.model.categories import as_category
-from pptrace.model.device import DeviceWork
-from pptrace.model.device_idle import RangedPauses
+from pptrace.model.device import DeviceWork, RangedPauses
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, Bool, Int64, ops_table
+from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, Bool, Int64, as_category, ops_table
 from pptrace.model.traces import Category, Events, is_of_forward
 from pptrace.recognise.ops.infer_from_operators import engine_nodes
 from pptrace.recognise.ops.label_steps import LaunchIndex

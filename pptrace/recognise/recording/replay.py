@@ -124,7 +124,8 @@ def join_graphs(
     num_into, equal = np.zeros(len(time), dtype=np.int64), []
     for _, part in parts():
         num_into[part.first : part.first + part.num_nodes] = part.num_into(time)
-        equal.append(part.among_equals(time))
+        is_equal = time[part.edges.source] == time[part.edges.target]
+        equal.append((part.edges.source[is_equal], part.edges.target[is_equal]))
     order = compact(np.lexsort((_level_among_equals(len(time), *map(np.concatenate, zip(*equal, strict=True))), time)))
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
@@ -218,11 +219,6 @@ class _Part(Struct, frozen=True, eq=False):
     def num_into(self, time: Int64) -> Int64:
         """The number of edges into each node."""
         return np.bincount(self.edges.target[self.ahead(time)] - self.first, minlength=self.num_nodes)
-
-    def among_equals(self, time: Int64) -> tuple[Int64, Int64]:
-        """The sources and targets of edges between nodes with the same time."""
-        equal = time[self.edges.source] == time[self.edges.target]
-        return self.edges.source[equal], self.edges.target[equal]
 
     def placed(self, time: Int64, position: Compact, edge_of: Compact) -> tuple[Int64, Int64]:
         """(the edges that do not lead back, their places among all edges)."""

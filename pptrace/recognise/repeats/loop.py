@@ -26,9 +26,8 @@ import pandas as pd
 from msgspec.structs import replace
 
 from pptrace.intervals import EMPTY, Int64, earliest_from, find_interval, reduce_ranges, union
-from pptrace.model.categories import as_category
 from pptrace.model.device import DeviceWork, Rows
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, as_category
 from pptrace.model.traces import Bool, Category, Events
 from pptrace.model.wording import counted
 from pptrace.recognise.ops.infer_from_operators import engine_nodes
@@ -129,8 +128,8 @@ def _steps_of(events: Events, marks: Rows, name: str) -> RepeatedSteps:
     before = np.searchsorted(events.start_ns[between], events.ends_of(marks))
     marks = marks[np.append(np.diff(before) > 0, True)]
     num_nodes = np.searchsorted(events.start_ns[nodes], events.ends_of(marks))  # before each mark
-    # Marks are the same where their names and those of the nodes of the backwards before them are; sums may overflow, alike.
-    number_of_name = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(events.names))
+    # Marks are the same where their names and those of the nodes of the backwards before them are.
+    number_of_name = events.numbers_of_names()
     sums = np.append(0, np.cumsum(number_of_name[events.name_id[nodes]]))[np.append(0, num_nodes)]
     tokens = np.diff(sums) ^ number_of_name[events.name_id[marks]]
     length = _num_in_turn(tokens, np.diff(num_nodes, prepend=0))

@@ -197,8 +197,7 @@ def calls_to_device(events: Events) -> Slice:
     calls = np.union1d(launching, np.union1d(*others))
     at = np.searchsorted(calls, launching)
     work, num_work, work_start = (np.full(len(calls), -1, dtype=np.int64) for _ in range(3))
-    number_of_name = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(events.names))
-    of_nodes = number_of_name[events.name_id[rows[order]]]
+    of_nodes = events.numbers_of_names()[events.name_id[rows[order]]]
     work[at], num_work[at] = np.add.reduceat(of_nodes, first), count  # in whatever order its nodes ran
     work_start[at] = reduce_ranges(np.minimum, events.start_ns[rows[order]], first, first + count)
     name = events.name_id[calls]

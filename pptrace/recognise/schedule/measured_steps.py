@@ -20,8 +20,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Key, Kind, iter_halves, parse_action
-from pptrace.schedule.plan import Plan
-from pptrace.schedule.runs import runs_of
+from pptrace.schedule.plan import Plan, runs_of
 from pptrace.schedule.text import from_rows
 from pptrace.slices import Slice, rows_among, rows_where, slice_of
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pptrace.model.categories import as_category
-from pptrace.model.tables import BACKWARD_KINDS
+from pptrace.model.tables import BACKWARD_KINDS, as_category
 from pptrace.schedule.actions import parse_action
 from pptrace.slices import distinct_of, rows_among
 

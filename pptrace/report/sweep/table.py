@@ -14,8 +14,7 @@ from pptrace.model.report_table import ReportTable
 from pptrace.model.wording import counted
 from pptrace.report.sweep.layout import COSTS, Axis, M, N, P, cost_axes, row_name, varying
 from pptrace.report.text_table import Stripped, render_table
-from pptrace.simulator.sweep.grid import CostsOf
-from pptrace.simulator.sweep.run import Sweep, SweptPoint
+from pptrace.simulator.sweep.run import CostsOf, Sweep, SweptPoint
 
 T = TypeVar("T")
 _MOST_COLUMNS = 10

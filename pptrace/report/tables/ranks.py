@@ -13,7 +13,7 @@ from pptrace.analysis.part_words import IDLE_WORDS
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import RankDevice, RankStep, StepReport
 from pptrace.model import units
-from pptrace.model.device_idle import IDLE_REASONS
+from pptrace.model.device import IDLE_REASONS
 from pptrace.model.report_table import (
     FEW_RANKS,
     MAX_ROWS,

@@ -22,8 +22,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from pptrace.schedule.actions import Action, Kind
-from pptrace.schedule.phases import phases_by_order
-from pptrace.schedule.plan import Plan, make_plan
+from pptrace.schedule.plan import Plan, make_plan, phases_by_order
 from pptrace.schedule.shape import Shape, require_two_chunks, zigzag
 
 HALF, MIN = "v-half", "v-min"

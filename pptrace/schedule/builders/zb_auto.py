@@ -18,8 +18,7 @@ from itertools import product
 
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.builders.one_chunk import build_h1, build_h2
-from pptrace.schedule.phases import phases_by_order
-from pptrace.schedule.plan import Plan, make_plan
+from pptrace.schedule.plan import Plan, make_plan, phases_by_order
 from pptrace.schedule.replay import replay
 from pptrace.schedule.shape import OpCosts, Shape, require_one_chunk
 

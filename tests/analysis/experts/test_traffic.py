@@ -13,7 +13,7 @@ from pptrace.analysis.experts.counts import RankCounts, TokenSizes, counts_of_ra
 from pptrace.analysis.experts.exchanges import join_exchanges, no_exchanges
 from pptrace.analysis.experts.traffic import SentRows, Traffic, sent_rows_of, traffic_of
 from pptrace.analysis.experts.types import MOST_PAIRS, TrafficMatrix, report_traffic
-from pptrace.model.splits import parse_splits, splits_by_size
+from pptrace.model.tables import parse_splits, splits_by_size
 from pptrace.slices import Slice
 from pptrace.workflow.load import load
 from tests.analysis.experts.on_paper import WIDTH, Call, counted, random_calls, tables_of

@@ -15,7 +15,7 @@ from pptrace.analysis.explain.step_times import (
     before_ops,
 )
 from pptrace.intervals import EMPTY, Int64, union
-from pptrace.model.device_idle import IdleTime
+from pptrace.model.device import IdleTime
 from pptrace.model.tables import GARBAGE_COLLECTION
 from pptrace.schedule.plan_table import NONE
 from pptrace.slices import Slice

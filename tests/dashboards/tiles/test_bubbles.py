@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pptrace.analysis.aligned import RankRows, RowsByRank
 from pptrace.intervals import clip, length
-from pptrace.model.device_idle import IdleTime
+from pptrace.model.device import IdleTime
 from pptrace.model.tables import COMMS, OPS
 from pptrace.report.tiles.bubbles import BETWEEN_OPS_ALONE, STATES, SendTimes, gaps_in_ops, idle_by_state
 from pptrace.timeline.lanes import Lane

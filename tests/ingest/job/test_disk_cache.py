@@ -23,7 +23,7 @@ from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job import read_job
 from pptrace.ingest.job.disk_cache import Cache, Packed, cache_for
 from pptrace.ingest.job.packing import pack, unpack
-from pptrace.model.device_idle import IdleTime, RangedPauses, Synchronisations
+from pptrace.model.device import IdleTime, RangedPauses, Synchronisations
 from pptrace.model.traces import Category
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.report.to_json import report_object

@@ -196,7 +196,7 @@ _READS_TWO = """
 import multiprocessing, sys, threading
 from pathlib import Path
 from pptrace.ingest import open_inputs, read_each
-from pptrace.ingest.job import read_job
+from pptrace.ingest.job import read_in_processes, read_job
 from pptrace.workflow.rank_store import recognise_trace
 read_job._LARGE_BYTES = 100
 ways, get = [], multiprocessing.get_context

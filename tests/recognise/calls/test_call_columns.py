@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.model.categories import without_categories
+from pptrace.model.tables import without_categories
 from pptrace.model.traces import Category
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, CommArgs, make_calls
 from pptrace.recognise.calls.find_calls import find_calls, in_turn, one_by_one, with_works

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.intervals import Int64, lengths_within, merge
-from pptrace.model.device_idle import IdleTime
+from pptrace.model.device import IdleTime
 from pptrace.model.traces import Category
 from pptrace.recognise.device.idle import NO_LAUNCHES
 from pptrace.recognise.device.work import breakdowns, device_work

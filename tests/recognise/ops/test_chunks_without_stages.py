@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from pptrace.model.stage_texts import chunks_in, stage_text, with_stage_of_chunk
 from pptrace.model.tables import COMMS, UNKNOWN, make_table
 from pptrace.model.traces import Category
+from pptrace.recognise.labels.label import chunks_in, stage_text, with_stage_of_chunk
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace

@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.ingest import open_inputs
 from pptrace.recognise.labels import read_label
-from pptrace.recognise.ops.infer_between_messages import ops_between_messages
+from pptrace.recognise.ops.from_labels import ops_between_messages
 from pptrace.recognise.ops.label_columns import Range, Ranges
 from pptrace.workflow.analyse import Analysis
 from tests.ingest.nsight_files import MIDDLE, Process, Report, write_report

@@ -144,9 +144,9 @@ def test_marks_of_one_form_are_read_as_one_shape() -> None:
     listed = [
         f"pp1:{stage}F{number} chunk=0 phase=steady step={number}" for stage in range(12) for number in range(200)
     ]
-    assert len(read_marks(listed).shapes) == 1
+    assert len(read_marks(listed)[0]) == 1
     waits = [f"pp1:p2p step={step} axis=pp ops=2SEND_F{step}>5@{10**step}" for step in range(12)]
-    assert len(read_marks(waits).shapes) == 2  # numbers of more digits than those of a stage are read apart
+    assert len(read_marks(waits)[0]) == 2  # numbers of more digits than those of a stage are read apart
 
 
 @given(st.lists(st.text(st.sampled_from("ab 0123456789ü=")).map(str), max_size=12))

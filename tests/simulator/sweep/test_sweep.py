@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pptrace.errors import ShapeError, UnknownScheduleError, UsageError
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import peak_inflight, simulate, uniform
-from pptrace.simulator.sweep.grid import CostsOf, Grid, SweepCosts
-from pptrace.simulator.sweep.run import Sweep, SweptPoint, run_sweep
+from pptrace.simulator.sweep.run import CostsOf, Grid, Sweep, SweepCosts, SweptPoint, run_sweep
 from pptrace.simulator.sweep.values import Microbatches
 
 IDEAL = SweepCosts(1000, 2000, 1000)
