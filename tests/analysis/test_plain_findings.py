@@ -59,8 +59,8 @@ def test_the_rank_that_others_wait_for_is_named_with_what_it_does_meanwhile() ->
     (found,) = findings_of(*steps)
     assert found.title == "Straggler: 39.0% of the step goes to waiting for rank 1, which comes last to the collectives"
     assert found.detail == (
-        "rank 1 comes last to the collectives; the others wait for it 39.0 ms a step; look at the time between operators "
-        "(Python, input) of rank 1: 42.0 ms a step, of the others 2.0"
+        "rank 1 comes last to the collectives, in all 39.0 ms a step after the last but one: what would be won if it came with "
+        "that one; look at the time between operators (Python, input) of rank 1: 42.0 ms a step, of the others 2.0"
     )
     assert found.gain_ns == 39 * MS
     assert (found.evidence["cause"], found.evidence["where"]) == ("straggler", {"rank": 1})
@@ -83,7 +83,7 @@ def test_a_rank_that_computes_longer_comes_last_for_that() -> None:
     (found,) = findings_of(*[step_of(rank_of(0, 2, 0), rank_of(1, 2, 20, compute_ns=50 * MS))] * 2)
     assert found.detail.endswith("; look at the compute of rank 1: 50.0 ms a step, of the others 30.0")
     (found,) = findings_of(*[step_of(rank_of(0, None, 0), rank_of(1, None, 20))] * 2)
-    assert found.detail.endswith("wait for it 20.0 ms a step; look at the host, clocks and neighbours of rank 1")
+    assert found.detail.endswith("if it came with that one; look at the host, clocks and neighbours of rank 1")
 
 
 def test_ranks_that_come_last_in_turn_are_none_that_is_late() -> None:

@@ -211,11 +211,10 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
     most = _clearly_last(lost)
     if most is not None:
         of_steps, number = lost[:, most], numbers[most]
-        waiting = f"{of_steps.mean() / 1e6:,.1f} ms a step"
         title = f"waiting for rank {number}, which comes last to the collectives"
         detail = (
-            f"rank {number} comes last to the collectives; the others wait for it {waiting}; look at the "
-            f"{_instead(steps, number, of_steps.mean())}"
+            f"rank {number} comes last to the collectives, in all {of_steps.mean() / 1e6:,.1f} ms a step after the last but one: "
+            f"what would be won if it came with that one; look at the {_instead(steps, number, of_steps.mean())}"
         )
         where: dict[str, int] = {"rank": number}
     else:

@@ -59,7 +59,9 @@ def test_a_call_whose_record_tells_no_size_has_that_of_the_shapes_around_and_ins
         post(rank, operator, at, at + 50)
         shaped(rank, 12, of_operator)
         rank.add(Category.CPU_OP, "record_param_comms", at + 5, at + 45, thread=MAIN_THREAD)
-        rank.add(Category.ANNOTATION, "nccl:all_reduce" if at else "nccl:all_to_all", at + 10, at + 40, thread=MAIN_THREAD)
+        rank.add(
+            Category.ANNOTATION, "nccl:all_reduce" if at else "nccl:all_to_all", at + 10, at + 40, thread=MAIN_THREAD
+        )
         shaped(rank, 12, of_range)
     assert calls_of(rank)["bytes"].tolist() == [96, 48]
 
