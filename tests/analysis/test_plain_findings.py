@@ -158,7 +158,9 @@ def test_communication_of_a_rank_whose_others_have_no_trace_is_a_finding_without
     )
     if is_found:
         assert found[0].title.startswith("Communication: 10.0% of the step is communication that no compute hides")
-        assert found[0].detail.endswith("; record all ranks (--profile-ranks all), and see the warnings")
+        assert found[0].detail.endswith(
+            "; record all ranks (the profiler on each; pptrace run: --profile-ranks all), and see the warnings"
+        )
     separated = replace(rank, exposed_comm_ns=5 * MS)
     assert all(
         f.evidence["reason"] != WITH_WAITING for f in findings_of(*[step_of(separated)] * 2) if "reason" in f.evidence

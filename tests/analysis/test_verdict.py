@@ -169,7 +169,8 @@ def test_where_the_schedule_alone_costs_whatif_is_asked(share: float, asks: bool
 
 
 @pytest.mark.parametrize(
-    ("traced", "first"), [(1, "Record all ranks (--profile-ranks all): "), (2, "Nothing stands out.")]
+    ("traced", "first"),
+    [(1, "Record all ranks (the profiler on each; pptrace run: --profile-ranks all): "), (2, "Nothing stands out.")],
 )
 def test_steps_without_a_plan_are_not_sent_to_whatif_which_refuses_them(traced: int, first: str) -> None:
     rank = rank_of(900, None, None, AN_OP)

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pptrace.analysis.findings.steps import finding_of
-from pptrace.analysis.part_words import IDLE_WORDS, NOT_HIDDEN
+from pptrace.analysis.part_words import IDLE_WORDS, NOT_HIDDEN, RECORD_ALL_RANKS
 from pptrace.analysis.result import Finding, RankStep, Severity, StepReport, typical_of
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, is_noise
 from pptrace.model.device_idle import SyncSummary
@@ -164,7 +164,7 @@ def device_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
             "communication",
             f"Communication: {{:.1%}} of the step is {NOT_HIDDEN}, with the waiting in it",
             "how much of it is waiting for other ranks is not known, whose traces are missing or whose clocks do not compare; "
-            "record all ranks (--profile-ranks all), and see the warnings",
+            f"{RECORD_ALL_RANKS}, and see the warnings",
         ),
         LAUNCHED_WORK: (
             "unexplained",

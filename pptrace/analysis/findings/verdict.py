@@ -18,7 +18,7 @@ from pptrace.analysis.findings.window_parts import (
     WindowParts,
     window_parts,
 )
-from pptrace.analysis.part_words import IDLE_WORDS, in_brackets, place_of_part, words_of_part
+from pptrace.analysis.part_words import IDLE_WORDS, RECORD_ALL_RANKS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.stragglers.alike import SLOW_RANK
@@ -127,7 +127,7 @@ def _saved_ns(finding: Finding) -> int:
 
 
 _OF_ALL_RANKS = (
-    "Record all ranks (--profile-ranks all): only the traces of all tell what the step waits for, and what another schedule "
+    f"{RECORD_ALL_RANKS.capitalize()}: only the traces of all tell what the step waits for, and what another schedule "
     "would gain."
 )
 
