@@ -167,6 +167,20 @@ def test_communication_of_a_rank_whose_others_have_no_trace_is_a_finding_without
     )
 
 
+@pytest.mark.parametrize(("pageable", "is_found"), [(5 * MS, True), (4 * MS, False), (None, False)])
+def test_copies_from_pageable_memory_that_nothing_overlaps_are_a_finding_without_a_gain(
+    pageable: int | None, is_found: bool
+) -> None:
+    device = DeviceBreakdown(0, 100 * MS, 90 * MS, 30 * MS, 0, 50 * MS, 10 * MS, None, pageable)
+    found = findings_of(*[step_of(replace(rank_of(), device=device))] * 2)
+    assert [(f.title, f.gain_ns) for f in found] == (
+        [("Copies: 5.0% of all steps the device only copies from pageable memory of its host", None)]
+        if is_found
+        else []
+    )
+    assert all("; pin the batches" in f.detail and f.detail.endswith("non_blocking=True") for f in found)
+
+
 @pytest.mark.parametrize(("dependency", "is_found"), [(10, True), (9, False)])
 def test_a_device_that_is_idle_with_launched_work_is_a_finding_without_a_gain(dependency: int, is_found: bool) -> None:
     found = findings_of(*[step_of(rank_of(host=HostIdle(0, 0, dependency * MS)))] * 2)
