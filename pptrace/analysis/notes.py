@@ -365,6 +365,7 @@ _RECORD_LAUNCHES = (
 )
 _LAUNCHES_OF: Mapping[str, str] = {
     InputFormat.XPLANE: "profile from before the first step to after the last: JAX records launches of GPUs, of TPUs none",
+    InputFormat.ASCEND: "record host and device from before the first step to after the last (torch_npu: activities=[CPU, NPU])",
     InputFormat.ROCPD: "record calls of HIP from before the first step to after the last (rocprofv3 --sys-trace)",
 }
 _LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that followed idle time was not recorded"

@@ -15,6 +15,7 @@ from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
 from pptrace.analysis.whole_run import EARLY_RECEIVES, INTERACTION, LATE_OPS, OUTSIDE, UNEQUAL_ROUTES
 
 NOT_HIDDEN = "communication that no compute hides"
+RECORD_ALL_RANKS = "record all ranks (the profiler on each; pptrace run: --profile-ranks all)"
 
 
 class PartWords(Struct, frozen=True):
@@ -198,7 +199,7 @@ OUTSIDE_WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "unrecorded_ranks": (
         "waiting for ranks that are not recorded",
-        "why they come late, and what is won without it, only their traces tell: record all ranks (--profile-ranks all)",
+        f"why they come late, and what is won without it, only their traces tell: {RECORD_ALL_RANKS}",
     ),
     "unknown_rank": (
         "waiting for a rank that is not known",

@@ -10,7 +10,7 @@ import pandas as pd
 from pptrace.clock.bounds import Matrix, Pairs, is_bounded, offset_ranges
 from pptrace.clock.offsets import from_bounds
 from pptrace.clock.result import READING_NS, Clock, ClockMethod
-from pptrace.model.traces import HOST_NAME
+from pptrace.model.traces import BOOT_NS, HOST_NAME
 from pptrace.slices import rows_among
 
 
@@ -92,9 +92,20 @@ def readings_of(facts: Mapping[str, object]) -> list[tuple[int, int]]:
 
 
 def pairs_of_same_host_name(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> Pairs:
-    """Pairs of ranks on hosts of one name, as their traces say; a recorder's own fact about the host outweighs the name."""
+    """Pairs of ranks on hosts of one name, as their traces say, or that started at one time; a recorder's own fact about the
+    host outweighs the name.
+    """
     names = [host_name(facts.get(rank, {})) for rank in ranks]
-    return np.array([[name is not None and name == other for other in names] for name in names], dtype=np.bool_)
+    boots = [facts.get(rank, {}).get(BOOT_NS) for rank in ranks]
+    boot_ns = np.array([boot if isinstance(boot, int) else _UNKNOWN for boot in boots], dtype=np.int64)
+    pairs: Pairs = np.array([[name is not None and name == other for other in names] for name in names], dtype=np.bool_)
+    pairs |= (np.abs(boot_ns[:, None] - boot_ns) <= _ONE_BOOT_NS) & (boot_ns != _UNKNOWN)
+    return pairs
+
+
+_UNKNOWN = -1
+_ONE_BOOT_NS = 20_000
+"""Two clocks read one after the other are some µs apart; hosts that start at one time are not so close."""
 
 
 def drop_contradicted(

@@ -9,6 +9,7 @@ which files belong together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from importlib import import_module
@@ -25,6 +26,7 @@ from pptrace.ingest.kineto.event_types import has_kineto_members
 from pptrace.ingest.kineto.reader import ReadProgress, read_ranks
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.sniff import (
+    ASCEND_OUTPUT,
     ASCEND_TRACE,
     archive_of,
     companions_of_dump,
@@ -258,6 +260,9 @@ def _without(paths: Iterable[Path], related: Callable[[Format], Callable[[Path],
     return [path for path in paths if path not in left_out]
 
 
+_NPU_DATABASE = re.compile(r"(?:ascend_\w+_profiler|msprof)\w*\.db\Z")
+
+
 def read_file(
     path: Path, name: InputFormat | None, cores: int = 1, on_progress: ReadProgress | None = None
 ) -> tuple[Trace, ...]:
@@ -268,6 +273,11 @@ def read_file(
     Raises:
         TraceError: the file gives nothing to analyse.
     """
+    if name is InputFormat.NSYS_SQLITE and (_NPU_DATABASE.match(path.name) or path.parent.name == ASCEND_OUTPUT):
+        raise TraceError(
+            f"{path}: a database of torch_npu's profiler, which is not read; expected the {ASCEND_TRACE} that it writes with "
+            "export_type=[torch_npu.profiler.ExportType.Text]; give that if it is there too, else record again"
+        )
     if name is None:  # it may be known, and no trace that can be read
         start = first_bytes(path)
         if archive := archive_of(start):

@@ -58,6 +58,12 @@ _OTHERS = (
     (re.compile(rb".{0,32}?schema.{0,8}-chakra", re.DOTALL), EXECUTION_TRACE),
 )
 """Beginnings of other tools' files that are no JSON, and what to give in their place."""
+_NPU_LANE = b'"Ascend Hardware"'
+_TORCH = re.compile(rb'"(?:cpu_op|enqueue|python_function|traceEvents)"')
+_EARLY_MSPROF = (
+    "a timeline of msprof in an earlier form, which does not tell which tasks are parts of collectives; expected the "
+    "trace_view.json of torch_npu.profiler, or what msprof exports with a newer CANN"
+)
 _TAR_OFFSET, _TAR_MAGIC = 257, b"ustar"
 _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTimeNanoseconds)"\s*:|"ph"\s*:\s*"')
 
@@ -104,7 +110,12 @@ def sniff_nccl_inspector(start: bytes) -> bool:
 
 
 def sniff_kineto(start: bytes) -> bool:
-    return opens_json(start) and _TRACE_KEY.search(start) is not None
+    return opens_json(start) and _TRACE_KEY.search(start) is not None and not _is_early_msprof(start)
+
+
+def _is_early_msprof(start: bytes) -> bool:
+    """Return whether a file begins as msprof wrote before times were text: tasks of a device, and nothing of torch."""
+    return _NPU_LANE in start and _TEXT_TIME.search(start) is None and _TORCH.search(start) is None
 
 
 def sniff_flight(start: bytes) -> bool:
@@ -167,9 +178,12 @@ def archive_of(start: bytes) -> str | None:
 
 def tool_of(start: bytes) -> str | None:
     """The file of another tool that these bytes begin, and what to give in its place; None of any other file."""
-    return next((what for known, what in _OTHERS if known.match(start)), None)
+    return next(
+        (what for known, what in _OTHERS if known.match(start)), _EARLY_MSPROF if _is_early_msprof(start) else None
+    )
 
 
+ASCEND_OUTPUT = "ASCEND_PROFILER_OUTPUT"
 ASCEND_TRACE = "trace_view.json"
 ASCEND_METADATA = "profiler_metadata.json"
 ASCEND_MEMORY = "memory_record.csv"

@@ -213,7 +213,8 @@ class DeviceWork(Struct, frozen=True, dict=True):
     its host ranges then last as long as launching does. ``idle`` is the time without any of these events, and why.
     ``lost`` are kernels that were launched and not recorded. ``pieces`` are what the rank computed when, by kind of work: of a
     rank without a device its operators. ``backward`` is what its backwards are made of. ``algorithm`` is that of each kernel
-    (a code of :data:`pptrace.recognise.device.work.ALGORITHMS`).
+    (a code of :data:`pptrace.recognise.device.work.ALGORITHMS`). ``from_pageable`` are copies from pageable memory of the host to
+    the device; None where names of copies do not tell which memory they are from.
     """
 
     start_ns: Int64
@@ -228,6 +229,7 @@ class DeviceWork(Struct, frozen=True, dict=True):
     pieces: Pieces = field(default_factory=Pieces)
     backward: BackwardParts = field(default_factory=BackwardParts)
     algorithm: npt.NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
+    from_pageable: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -291,3 +293,6 @@ class DeviceBreakdown(Struct, frozen=True):
     idle_ns: int | None  #: the rest; null as ``first_ns``
     #: (communication ∩ compute) / communication; null as ``first_ns``, and without communication
     overlap_ratio: float | None
+    #: the part of ``memory_ns`` in copies from pageable memory of the host; null as ``first_ns``, and where names of copies to
+    #: the device do not tell which memory they are from
+    pageable_ns: int | None = None

@@ -195,6 +195,9 @@ DEVICE_NAMES = "device_names"
 HOST_NAME = "host_name"
 """Fact: the host name as the trace's producer wrote it. Two hosts may have the same name."""
 
+BOOT_NS = "boot_ns"
+"""Fact: when the rank's host set its monotonic clock to 0, ns since 1970, from one reading of this and of the wall clock."""
+
 COMMUNICATORS = "communicators"
 """Fact of NCCL Inspector's files and NCCL's ranges in Nsight's: (the rank's place, size) of each of its communicators."""
 

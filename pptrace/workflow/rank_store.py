@@ -21,7 +21,7 @@ from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Cache, cache_for, key_
 from pptrace.ingest.job.packing import DAMAGE, pack, unpack
 from pptrace.model.predicted import PREDICTED
 from pptrace.model.tables import CALLS, COMMS, HOST_ORDER, MEMORY, OPS
-from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
+from pptrace.model.traces import BOOT_NS, DEVICE_NAMES, HOST_NAME, InputFormat, Trace
 from pptrace.recognise.damage import damage_of, without_damaged_events
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
@@ -33,7 +33,7 @@ _FACTS = frozenset(
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
         *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
         *("communicators", "memory", "versions", "environment", "core_wait", "experts", PORTS, HOST_NAME, DEVICE_NAMES),
-        *(DEVICE_ID, SETTINGS, STEP_TIMES, PREDICTED),
+        *(BOOT_NS, DEVICE_ID, SETTINGS, STEP_TIMES, PREDICTED),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})

@@ -323,6 +323,14 @@ def test_steps_that_got_longer_are_a_finding_by_the_share_of_the_run_since_then(
         assert (finding.gain_low_ns, finding.gain_high_ns, finding.severity) == (0, longer, Severity.WARNING)
 
 
+def test_steps_that_got_faster_again_were_slower_until_then() -> None:
+    """Twelve steps, 0 to 11: from 6 to 8 they take 1,200, then 1,050; 200 for three of twelve."""
+    changes = (StepChange(6, 2, 1000, 7, 1200, None), StepChange(9, 7, 1200, 10, 1050, None))
+    (found,) = of_series(changes=changes)
+    assert found.title == "Slower from step 6 to 8: steps take 20% longer than before"
+    assert found.gain_ns == 50
+
+
 @pytest.mark.parametrize(("before", "after", "is_slower"), [(4, 4, True), (4, 8, False), (8, 4, True)])
 def test_steps_with_more_microbatches_are_neither_slower_nor_outliers(
     before: int, after: int, *, is_slower: bool

@@ -453,6 +453,7 @@ def test_fields_that_are_null_are_listed_with_their_reasons() -> None:
     [
         ({"xplane"}, "profile from before the first step to after the last"),
         ({"rocpd"}, "record calls of HIP"),
+        ({"ascend"}, "record host and device from before the first step to after the last (torch_npu"),
         ({"kineto"}, "record CUDA runtime calls"),
         ({"kineto", "xplane"}, "record CUDA runtime calls"),
     ],

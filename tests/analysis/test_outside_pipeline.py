@@ -18,13 +18,13 @@ from pptrace.analysis.aligned import RankRows
 from pptrace.analysis.findings.steps import outside_findings
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import CommSummary, RankStep, StepReport
-from pptrace.analysis.steps.outside_pipeline import OutsideRows, _Timelines, outside_rows
+from pptrace.analysis.steps.outside_pipeline import _Timelines, outside_rows
 from pptrace.analysis.whatif.measured_gains import OutsideTimes
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whole_run import Bubble, OutsidePart
 from pptrace.errors import UsageError
 from pptrace.model.mesh import MeshSizes
-from pptrace.model.tables import OPS, empty_table
+from pptrace.model.tables import OPS, Int64, empty_table
 from pptrace.recognise.device.work import NO_DEVICE
 from pptrace.slices import Slice, slice_of
 from pptrace.workflow.load import load

@@ -58,8 +58,8 @@ def test_the_rank_that_others_wait_for_is_named_with_what_it_does_meanwhile() ->
     (found,) = findings_of(*steps)
     assert found.title == "Straggler: 39.0% of the step goes to waiting for rank 1, which comes last to the collectives"
     assert found.detail == (
-        "rank 1 comes last to the collectives; the others wait for it 39.0 ms a step; look at the time between operators "
-        "(Python, input) of rank 1: 42.0 ms a step, of the others 2.0"
+        "rank 1 comes last to the collectives, in all 39.0 ms a step after the last but one: what would be won if it came with "
+        "that one; look at the time between operators (Python, input) of rank 1: 42.0 ms a step, of the others 2.0"
     )
     assert found.gain_ns == 39 * MS
     assert (found.evidence["cause"], found.evidence["where"]) == ("straggler", {"rank": 1})
@@ -82,7 +82,7 @@ def test_a_rank_that_computes_longer_comes_last_for_that() -> None:
     (found,) = findings_of(*[step_of(rank_of(0, 2, 0), rank_of(1, 2, 20, compute_ns=50 * MS))] * 2)
     assert found.detail.endswith("; look at the compute of rank 1: 50.0 ms a step, of the others 30.0")
     (found,) = findings_of(*[step_of(rank_of(0, None, 0), rank_of(1, None, 20))] * 2)
-    assert found.detail.endswith("wait for it 20.0 ms a step; look at the host, clocks and neighbours of rank 1")
+    assert found.detail.endswith("if it came with that one; look at the host, clocks and neighbours of rank 1")
 
 
 def test_ranks_that_come_last_in_turn_are_none_that_is_late() -> None:
@@ -157,11 +157,27 @@ def test_communication_of_a_rank_whose_others_have_no_trace_is_a_finding_without
     )
     if is_found:
         assert found[0].title.startswith("Communication: 10.0% of the step is communication that no compute hides")
-        assert found[0].detail.endswith("; record all ranks (--profile-ranks all), and see the warnings")
+        assert found[0].detail.endswith(
+            "; record all ranks (the profiler on each; pptrace run: --profile-ranks all), and see the warnings"
+        )
     separated = replace(rank, exposed_comm_ns=5 * MS)
     assert all(
         f.evidence["reason"] != WITH_WAITING for f in findings_of(*[step_of(separated)] * 2) if "reason" in f.evidence
     )
+
+
+@pytest.mark.parametrize(("pageable", "is_found"), [(5 * MS, True), (4 * MS, False), (None, False)])
+def test_copies_from_pageable_memory_that_nothing_overlaps_are_a_finding_without_a_gain(
+    pageable: int | None, is_found: bool
+) -> None:
+    device = DeviceBreakdown(0, 100 * MS, 90 * MS, 30 * MS, 0, 50 * MS, 10 * MS, None, pageable)
+    found = findings_of(*[step_of(replace(rank_of(), device=device))] * 2)
+    assert [(f.title, f.gain_ns) for f in found] == (
+        [("Copies: 5.0% of all steps the device only copies from pageable memory of its host", None)]
+        if is_found
+        else []
+    )
+    assert all("; pin the batches" in f.detail and f.detail.endswith("non_blocking=True") for f in found)
 
 
 @pytest.mark.parametrize(("dependency", "is_found"), [(10, True), (9, False)])

@@ -168,7 +168,8 @@ def test_where_the_schedule_alone_costs_whatif_is_asked(share: float, asks: bool
 
 
 @pytest.mark.parametrize(
-    ("traced", "first"), [(1, "Record all ranks (--profile-ranks all): "), (2, "Nothing stands out.")]
+    ("traced", "first"),
+    [(1, "Record all ranks (the profiler on each; pptrace run: --profile-ranks all): "), (2, "Nothing stands out.")],
 )
 def test_steps_without_a_plan_are_not_sent_to_whatif_which_refuses_them(traced: int, first: str) -> None:
     rank = rank_of(900, None, None, AN_OP)
@@ -311,6 +312,20 @@ def test_without_steps_the_devices_are_summed() -> None:
     )
     assert verdict_of(device=(other,)) == f"{none} The device was 40% computing, 40% communicating, 20% idle."
     assert verdict_of(device=(RankDevice(2, NO_DEVICE),)) == none
+
+
+def test_a_device_that_only_moved_memory_ran_no_kernel() -> None:
+    moved = RankDevice(0, DeviceBreakdown(0, 1_000, 1_000, 0, 0, 1_000, 0, None))
+    none = "No training step was recognised in these traces."
+    assert verdict_of(device=(moved,)) == f"{none} The device ran no kernel; it moved memory for 0.001 ms."
+
+
+def test_what_stands_out_in_other_steps_alone_is_not_denied() -> None:
+    evidence = {"cause": "unexplained", "where": {}, "steps": [3]}
+    some = Finding(Severity.WARNING, "Outliers: 1 of 9 steps", "", 100, evidence, 0, 200)
+    assert lines_of(some).first.startswith(
+        "Nothing stands out in the typical step; some steps differ from it: see the findings"
+    )
 
 
 def test_the_gain_is_that_of_the_first_finding_to_act_on() -> None:

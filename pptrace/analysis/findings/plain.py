@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pptrace.analysis.findings.steps import finding_of
-from pptrace.analysis.part_words import IDLE_WORDS, NOT_HIDDEN
+from pptrace.analysis.part_words import IDLE_WORDS, NOT_HIDDEN, RECORD_ALL_RANKS
 from pptrace.analysis.result import Finding, RankStep, Severity, StepReport, typical_of
 from pptrace.analysis.stragglers.reason import LEAST_ANYWHERE, is_noise
 from pptrace.model.device import SyncSummary
@@ -151,12 +151,14 @@ _NOW_AND_THEN = ("EVAL", "CHECKPOINT")
 _FAR_LESS = 0.5
 WITH_WAITING = "communication with waiting"
 LAUNCHED_WORK = "launched work that waits"
+PAGEABLE = "copies from pageable memory"
 _LARGE = 0.1
 
 
 def device_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     """Findings on what devices do in a tenth of the steps or more, of which nothing tells what would be won back: communication
-    of ranks whose others have no trace, and idle time of devices though their next work had been launched.
+    of ranks whose others have no trace, and idle time of devices though their next work had been launched; and from a twentieth
+    on copies from pageable memory.
     """
     known = [step for step in steps if step.ranks and step.length_ns]
     words = {
@@ -164,7 +166,7 @@ def device_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
             "communication",
             f"Communication: {{:.1%}} of the step is {NOT_HIDDEN}, with the waiting in it",
             "how much of it is waiting for other ranks is not known, whose traces are missing or whose clocks do not compare; "
-            "record all ranks (--profile-ranks all), and see the warnings",
+            f"{RECORD_ALL_RANKS}, and see the warnings",
         ),
         LAUNCHED_WORK: (
             "unexplained",
@@ -172,11 +174,17 @@ def device_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
             "what that waited for was not recorded: an event, another process on the device, a copy by the network card, or work "
             "that the recorder lost; look at the largest gaps in the timeline of pptrace dashboard",
         ),
+        PAGEABLE: (
+            "unexplained",
+            "Copies: {:.1%} of all steps the device only copies from pageable memory of its host",
+            "the driver moves such copies piece by piece, while its caller waits; what is won without depends on what the device "
+            "can do meanwhile; pin the batches (pin_memory=True), and copy the next one ahead with non_blocking=True",
+        ),
     }
     for reason, (cause, title, detail) in words.items():
         of_steps = [_mean_over_ranks(step, reason) for step in known]
         share = sum(of_steps) / max(sum(step.length_ns or 0 for step in known), 1)
-        if share >= _LARGE:
+        if share >= (LEAST_ANYWHERE if reason == PAGEABLE else _LARGE):
             evidence = {"cause": cause, "where": {}, "reason": reason, "share": share}
             yield Finding(Severity.WARNING, title.format(share), detail, None, evidence)
 
@@ -185,6 +193,8 @@ def _mean_over_ranks(step: StepReport, reason: str) -> int:
     """Time of the mean rank of a step for one of these reasons, ns; 0 where it is not known of all ranks."""
     if reason == LAUNCHED_WORK:
         times = all_known(None if rank.host is None else rank.host.dependency_ns for rank in step.ranks)
+    elif reason == PAGEABLE:
+        times = all_known(rank.device.pageable_ns for rank in step.ranks)
     else:
         is_separated = any(rank.exposed_comm_ns is not None for rank in step.ranks)
         times = None if is_separated else all_known(map(communicating_ns, step.ranks))
@@ -211,11 +221,10 @@ def _last_to_collectives(steps: Sequence[StepReport], mean_span: float) -> Itera
     most = _clearly_last(lost)
     if most is not None:
         of_steps, number = lost[:, most], numbers[most]
-        waiting = f"{of_steps.mean() / 1e6:,.1f} ms a step"
         title = f"waiting for rank {number}, which comes last to the collectives"
         detail = (
-            f"rank {number} comes last to the collectives; the others wait for it {waiting}; look at the "
-            f"{_instead(steps, number, of_steps.mean())}"
+            f"rank {number} comes last to the collectives, in all {of_steps.mean() / 1e6:,.1f} ms a step after the last but one: "
+            f"what would be won if it came with that one; look at the {_instead(steps, number, of_steps.mean())}"
         )
         where: dict[str, int] = {"rank": number}
     else:

@@ -182,8 +182,11 @@ def findings_of_series(series: StepSeries, steps: Sequence[StepReport]) -> Itera
     for change in series.changes:
         if work[change.after_step] > work[change.before_step]:
             continue
-        share = (len(order) - order.index(change.step)) / len(order)
-        if finding := _of_change(change, share):
+        faster = [
+            later.step for later in series.changes if later.step > change.step and later.after_ns < later.before_ns
+        ]
+        slow = order[order.index(change.step) : order.index(faster[0]) if faster else None]
+        if finding := _of_change(change, len(slow) / len(order), slow[-1] if faster else None):
             yield finding
 
 
@@ -236,16 +239,19 @@ def _call_behind(step: StepReport, excess_ns: int) -> str:
     return ""
 
 
-def _of_change(change: StepChange, share: float) -> Finding | None:
-    """A finding where steps got longer, for the ``share`` of the run's steps since then."""
+def _of_change(change: StepChange, share: float, last: int | None) -> Finding | None:
+    """A finding where steps got longer, for the ``share`` of the run's steps since then, to the ``last`` one before they got
+    shorter again.
+    """
     longer = change.after_ns - change.before_ns
     gain = round(longer * share)
     if gain < LEAST_SHARE * change.before_ns:
         return None
     main = _largest(change.differences, longer)
+    since = f"since step {change.step}" if last is None else f"from step {change.step} to {last}"
     return Finding(
         Severity.WARNING,
-        f"Slower since step {change.step}: steps take {longer / change.before_ns:.0%} longer than before{_at(main)}",
+        f"Slower {since}: steps take {longer / change.before_ns:.0%} longer than before{_at(main)}",
         f"compare step {change.before_step} ({_ms(change.before_ns)} ms) with step {change.after_step} "
         f"({_ms(change.after_ns)} ms): clocks, temperature, input lengths, neighbours",
         gain_ns=gain,

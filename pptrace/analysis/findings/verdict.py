@@ -18,7 +18,7 @@ from pptrace.analysis.findings.window_parts import (
     WindowParts,
     window_parts,
 )
-from pptrace.analysis.part_words import IDLE_WORDS, in_brackets, place_of_part, words_of_part
+from pptrace.analysis.part_words import IDLE_WORDS, RECORD_ALL_RANKS, in_brackets, place_of_part, words_of_part
 from pptrace.analysis.report import Report
 from pptrace.analysis.result import Finding, RankDevice, Severity, StepReport
 from pptrace.analysis.stragglers.alike import SLOW_RANK
@@ -127,7 +127,7 @@ def _saved_ns(finding: Finding) -> int:
 
 
 _OF_ALL_RANKS = (
-    "Record all ranks (--profile-ranks all): only the traces of all tell what the step waits for, and what another schedule "
+    f"{RECORD_ALL_RANKS.capitalize()}: only the traces of all tell what the step waits for, and what another schedule "
     "would gain."
 )
 
@@ -140,6 +140,12 @@ def _of_the_schedule(report: Report) -> str:
     )
     if fill < _RULES:
         step = report.typical_step
+        if any(
+            found.evidence.keys() & {"step", "steps"}
+            for found in report.findings
+            if found.severity is not Severity.INFO
+        ):
+            return "Nothing stands out in the typical step; some steps differ from it: see the findings."
         if step is None or not step.has_pipeline or step.is_evaluation:
             return "Nothing stands out."
         if any(one.causes is not None for one in report.steps):
@@ -353,10 +359,14 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
     whole = sum((part.busy_ns or 0) + (part.idle_ns or 0) for part in known)
     if not whole:
         return f"No training step was recognised in these traces.{_of_hosts(device)}"
+    devices = "The device" if len(known) == 1 else f"The {len(known)} devices"
+    moved = sum(part.memory_ns or 0 for part in known)
+    if moved == sum(part.busy_ns or 0 for part in known):
+        return f"No training step was recognised in these traces. {devices} ran no kernel; it moved memory for {_ms(moved)} ms."
     shares = {
         "computing": sum(part.compute_ns or 0 for part in known) / whole,
         "communicating": sum(part.communication_ns or 0 for part in known) / whole,
-        "moving memory": sum(part.memory_ns or 0 for part in known) / whole,
+        "moving memory": moved / whole,
     }
     idle = sum(part.idle_ns or 0 for part in known)
     starved = sum_of(entry.host.launch_starved_ns if entry.host else None for entry in on_devices)
@@ -365,8 +375,8 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
     else:
         shares["idle because nothing was launched"] = starved / whole
         shares["idle for other reasons"] = (idle - starved) / whole
-    devices = "The device was" if len(known) == 1 else f"The {len(known)} devices were"
-    return f"No training step was recognised in these traces. {devices} {_shares_text(shares)}."
+    verb = "was" if len(known) == 1 else "were"
+    return f"No training step was recognised in these traces. {devices} {verb} {_shares_text(shares)}."
 
 
 def _of_hosts(device: Sequence[RankDevice]) -> str:

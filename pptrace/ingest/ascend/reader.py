@@ -7,7 +7,7 @@ are left out, as are sums that the profiler adds (:mod:`pptrace.ingest.ascend.la
 
 Files that the Ascend profiler writes next to a ``trace_view.json``: rank, groups, settings, and memory.
 
-    <host>_<pid>_<time>_ascend_pt/profiler_info_<rank>.json       rank_id, config
+    <host>_<pid>_<time>_ascend_pt/profiler_info_<rank>.json       rank_id, config; end_info: clocks read one after the other
     <host>_<pid>_<time>_ascend_pt/profiler_metadata.json          distributed_args, parallel_group_info
     <host>_<pid>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json
     <host>_<pid>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/memory_record.csv
@@ -43,7 +43,7 @@ from pptrace.ingest.kineto.event_stream import EventStream
 from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart
 from pptrace.ingest.sniff import ASCEND_MEMORY, ASCEND_METADATA, ASCEND_TRACE, ascend_infos
 from pptrace.model.tables import MEMORY, Int64, empty_table, make_table
-from pptrace.model.traces import HOST_NAME, Category, InputFormat, Trace
+from pptrace.model.traces import BOOT_NS, HOST_NAME, Category, InputFormat, Trace
 from pptrace.model.wording import counted
 from pptrace.regular import open_regular
 from pptrace.slices import Slice, first_like
@@ -78,7 +78,19 @@ def job_facts(path: Path) -> tuple[int | None, Mapping[str, Any], Mapping[str, A
         distributed |= {"rank": rank, "world_size": world}
     if groups := _groups(described.get("parallel_group_info")):
         distributed["pg_config"] = groups
+        # Where members of groups are not known, one clock would make transfers of all that collectives wait.
+        metadata |= _boot_of(info.get("end_info"))
     return rank, metadata, distributed
+
+
+def _boot_of(clocks: object) -> dict[str, int]:
+    """When the host started, from its two clocks as they were read when the profiler stopped; {} where they were not."""
+    if not isinstance(clocks, dict):
+        return {}
+    wall, monotonic = clocks.get("collectionTimeEnd"), clocks.get("MonotonicTimeEnd")
+    if isinstance(wall, int) and isinstance(monotonic, int) and 0 < monotonic < wall <= LIMIT_NS:
+        return {BOOT_NS: wall - monotonic}
+    return {}
 
 
 def _groups(groups: object) -> list[Mapping[str, Any]]:

@@ -220,7 +220,7 @@ def _checked_size(path: Path, expected_input: str) -> tuple[int, int]:
         raise TraceError(f"{path}: an empty file; {expected_input}")
     if start != SQLITE_MAGIC:
         if start.startswith(GZIP_MAGIC):
-            raise TraceError(f"{path}: an SQLite database packed by gzip; {expected_input}; unpack it")
+            raise TraceError(f"{path}: an SQLite database packed by gzip; expected it unpacked; run gunzip -k on it")
         shown = start.decode("latin-1")
         raise TraceError(f"{path}: no SQLite database, or an encrypted one (begins with {shown!r}); {expected_input}")
     page_bytes = int.from_bytes(head[16:18])

@@ -46,8 +46,8 @@ RUN_SCHEMA = "pptrace.run/1"
 _TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 _OF_OPS = (Priority.TABLE, Priority.EXTRACT)
 _MOST_SKIPPED = 20
-_FEW = 6
-"""Number of files that a warning names."""
+_FEW, _FEW_BELOW = 6, 3
+"""Numbers of files that a warning names, of those below with their folders."""
 _SHOWN_BYTES = 24
 _THEIR_TRACES = (
     "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
@@ -215,15 +215,18 @@ def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFil
     read = {file.path for file in files}
     folders = {path.parent for path in read}
     others = [path for path in below if path not in read and path.name.endswith(SUFFIXES)]
-    left = []
+    left: dict[str, list[str]] = {}
     for file in _trace_files(others[:_MOST_SNIFFED])[0]:
         if file.format is None or format_of(file.path, file.format).is_own_output:
             continue
         why = "in a subdirectory"
         if file.path.parent in folders:
             why = f"not named *{_TENSORBOARD_SUFFIXES[0]} as the other traces in its folder are"
-        left.append(f"{file.path.relative_to(directory)} ({why}; give it to read it)")
-    return left
+        left.setdefault(why, []).append(str(file.path.relative_to(directory)))
+    return [
+        f"{listed(names, _FEW_BELOW)} ({why}; give {'it' if len(names) == 1 else 'one'} to read it)"
+        for why, names in left.items()
+    ]
 
 
 def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:

@@ -18,8 +18,8 @@ tensor shapes, as ``record_shapes`` writes them, where they are unambiguous:
     "Input Dims": [[[4, 6], [3]], [], []]            its shape; for a list those of its tensors, [] if more than 30
     "Concrete Inputs": ["", "", "-1"]                its value, if a number
 
-An operator's sizes are known where its tensors are separate arguments; lists have no element type. gloo's ranges list all
-tensors that a work reads, with types: these are the message where input and output have equal sizes.
+An operator's sizes are known where its tensors are separate arguments; lists have no element type. Ranges of gloo's and NCCL's
+works list all tensors that a work reads, with types: these are the message where input and output have equal sizes.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ _OPERATORS: dict[str, tuple[int, int | str]] = {
     "_c10d_functional::reduce_scatter_tensor_out": (0, _INPUT_ONLY),
 }
 """(index of the input, index of the output) by operator; _GATHER: output = ranks · input; _INPUT_ONLY: output unknown."""
-_EQUAL = ("gloo:all_reduce", "gloo:broadcast", "gloo:reduce", "gloo:send", "gloo:recv")
-"""Works whose output and input have equal sizes."""
+_ENQUEUED = ("nccl:all_reduce", "nccl:broadcast", "nccl:reduce")
+_EQUAL = (*_ENQUEUED, "gloo:all_reduce", "gloo:broadcast", "gloo:reduce", "gloo:send", "gloo:recv")
+"""Works whose output and input have equal sizes; those of NCCL list a tensor for each device of their process."""
 SHAPED = frozenset({*_OPERATORS, *_EQUAL})
 PEER_INPUT = {"c10d::send": ("send", 2), "c10d::recv_": ("recv", 2), "c10d::recv_any_source_": ("recv_any_source", -1)}
 _OF_ANOTHER_RANK = (
@@ -221,6 +222,8 @@ def sizes_of(name: str, args: Args) -> Sizes:
     if name not in SHAPED or not are_lists or not 0 < len(dims) == len(types):
         return -1, -1, -1
     tensors = [_tensor(*pair) for pair in zip(dims, types, strict=True)]
+    if name in _ENQUEUED and len(tensors) > 1:
+        return -1, -1, -1
     if name in _EQUAL:
         elements, size = (_sum(column) for column in zip(*tensors, strict=True))
         return size, size, elements

@@ -238,7 +238,7 @@ class _Gatherer:
             call.kind = name.kind or self._operator.kind
             call.peers = list(self._operator.peers)
             if not self._used:
-                call.start = self._operator.start
+                call.start, call.sizes = self._operator.start, list(self._operator.sizes)
             self._used = True
         self._calls.append(call)
         self._record = call

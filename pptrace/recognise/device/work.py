@@ -147,9 +147,25 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
         is_compute=is_kernel & ~communicates,
         is_communication=communicates,
         algorithm=algorithms(events, rows),
+        from_pageable=_from_pageable(events, rows),
         missing_device_events="" if len(rows) else _name_of_missing_device(events, backend),
         idle=idle_time(events, rows, calls, communicates),
     )
+
+
+_PAGEABLE = re.compile(r"HtoD \(Pageable")
+_TELLS_MEMORY = re.compile(r"HtoD \((?:Pageable|Pinned|Managed)|(?!H)\wto\w \(")
+
+
+def _from_pageable(events: Events, rows: Rows) -> Bool | None:
+    """Mark the copies from pageable memory of the host; None where a copy does not tell which memory it is from."""
+    is_copy: Bool = events.category[rows] == Category.MEMCPY
+    copies = rows[is_copy]
+    names = events.name_id[copies]
+    if not events.named(_TELLS_MEMORY, copies)[names].all():
+        return None
+    is_copy[is_copy] = events.named(_PAGEABLE, copies)[names]
+    return is_copy
 
 
 def _name_of_missing_device(events: Events, backend: str) -> str:
@@ -233,6 +249,10 @@ def breakdowns(work: DeviceWork, starts_ns: Sequence[int], ends_ns: Sequence[int
         subtract(memory, device),
         intersect(communication, compute),
     )
+    of_pageable: Sequence[int | None] = [None] * len(starts_ns)
+    if work.from_pageable is not None:
+        pageable = subtract(work.intervals(work.from_pageable), device)
+        of_pageable = lengths_within(pageable, starts_ns, ends_ns).tolist()
     lengths = [lengths_within(part, starts_ns, ends_ns).tolist() for part in sets]
     return [
         DeviceBreakdown(
@@ -244,9 +264,10 @@ def breakdowns(work: DeviceWork, starts_ns: Sequence[int], ends_ns: Sequence[int
             memory_ns=only_memory,
             idle_ns=last - first - busy,
             overlap_ratio=hidden / all_communication if all_communication else None,
+            pageable_ns=pageable_ns,
         )
-        for first, last, busy, compute_ns, all_communication, only_communication, only_memory, hidden in zip(
-            starts_ns, ends_ns, *lengths, strict=True
+        for first, last, pageable_ns, busy, compute_ns, all_communication, only_communication, only_memory, hidden in zip(
+            starts_ns, ends_ns, of_pageable, *lengths, strict=True
         )
     ]
 

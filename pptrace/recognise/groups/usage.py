@@ -122,6 +122,9 @@ _FEW_BYTES = 64
 """Bytes of an all-reduce up to which it is not one of gradients but of a norm, a loss, a flag."""
 
 
+_IN_BACKWARD = ("dp", "its all-reduces in the backward")
+
+
 def axis_of_use(use: Use, assigned: Collection[str], group: Group) -> tuple[str, str] | None:
     """(axis, reason) that the calls in a group suggest; None where they suggest none. ``assigned`` axes have groups already."""
     kinds, num_calls = use.kinds, sum(use.kinds.values())
@@ -134,6 +137,8 @@ def axis_of_use(use: Use, assigned: Collection[str], group: Group) -> tuple[str,
     if kinds["all_to_all"] >= _SEVERAL and kinds["all_to_all"] >= (num_calls - messages) / 2:
         if use.is_uneven:
             return "ep", "its all-to-alls of uneven parts"
+        if _axis_of_all_reduces(use, assigned) == _IN_BACKWARD:
+            return _IN_BACKWARD  # embeddings may be exchanged along it as well
         return ("cp", "its all-to-alls") if "ep" in assigned else ("ep", "its all-to-alls")
     if kinds["all_reduce"] and kinds["all_reduce"] >= kinds["reduce_scatter"]:
         return _axis_of_all_reduces(use, assigned)
@@ -160,7 +165,7 @@ def _axis_of_all_reduces(use: Use, assigned: Collection[str]) -> tuple[str, str]
     if use.backward[When.IN_FORWARD] >= _IN_FORWARDS * total:
         return None  # where there are no gradients
     if share >= 0.95 and use.num_equal < _MANY:
-        return "dp", "its all-reduces in the backward"
+        return _IN_BACKWARD
     return ("dp", "its all-reduces of gradients") if "dp" not in assigned or "tp" in assigned else None
 
 

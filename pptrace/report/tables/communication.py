@@ -141,7 +141,10 @@ def device_table(report: Report, amount: Amount) -> ReportTable:
     """Device time of each rank's whole trace; of many ranks, the mean and the extremes."""
     entries = [entry for entry in report.device if entry.breakdown.busy_ns is not None]
     labelled = mean_and_extremes(entries, amount, lambda entry: entry.rank, lambda entry: entry.breakdown.busy_ns or 0)
-    notes = ["of each rank from its first kernel to the end of its last one"]
+    notes = [
+        "of each rank from its first kernel to the end of its last one; communication is what no compute overlaps, memory what "
+        "neither does"
+    ]
     if labelled and labelled[0][0] == "mean":
         extremes = "the ranks whose devices were busy least and most"
         notes.insert(0, f"the mean of {len(entries)} ranks, and {extremes}; --all lists them")

@@ -154,6 +154,23 @@ def test_facts_of_the_job_come_from_the_files_next_to_the_trace_without_its_envi
     assert "SECRET" not in json.dumps(trace.distributed)
 
 
+@pytest.mark.parametrize(
+    ("apart_ns", "described", "is_one"), [(2_100, True, True), (100_000, True, False), (2_100, False, False)]
+)
+def test_ranks_whose_hosts_started_at_one_time_have_one_clock_though_their_folders_do_not_name_it(
+    tmp_path: Path, apart_ns: int, described: bool, is_one: bool
+) -> None:
+    """Not where nobody knows who is in their groups: then it is not known how much of a collective waits."""
+    for rank in range(2):
+        folder = write_rank(tmp_path, rank, step(rank, "group_name_3"), described=described).parent.parent
+        (info,) = folder.glob("profiler_info_*.json")
+        end = {"collectionTimeEnd": T0 + rank * apart_ns, "MonotonicTimeEnd": 10**15}
+        info.write_text(json.dumps({"rank_id": rank, "end_info": end}))
+        folder.rename(tmp_path / f"rank{rank}_ascend_pt")
+    clock = load([tmp_path], cache=False).report.clock
+    assert (clock.method == "same-host") is is_one
+
+
 _MEMORY = """Component,Timestamp(us),Total Allocated(MB),Total Reserved(MB),Total Active(MB),Stream Ptr,Device Type
 APP,10.000\t,,2109.5,,,NPU:1
 PTA,20.500\t,1.5,4.0,1.5,897357296,NPU:1

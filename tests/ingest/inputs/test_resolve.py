@@ -89,6 +89,14 @@ def test_an_archive_is_to_be_unpacked(write: Write, op: Op, tmp_path: Path, suff
             "an execution trace of torch or Chakra",
         ),
         ("a.pftrace", b"\n\x10\x0a", "a trace of Perfetto"),
+        ("ascend_pytorch_profiler_3.db", b"SQLite format 3\0", "a database of torch_npu's profiler"),
+        ("x_ascend_pt/ASCEND_PROFILER_OUTPUT/analysis.db", b"SQLite format 3\0", "a database of torch_npu's profiler"),
+        (
+            "msprof_0_2_1.json",
+            b'[{"name": "process_name", "pid": 3, "args": {"name": "Ascend Hardware"}, "ph": "M"}, '
+            b'{"name": "Cast-op239", "pid": 3, "tid": 2, "ts": 56635864664.91, "dur": 23.1, "ph": "X"}]',
+            "a timeline of msprof in an earlier form",
+        ),
     ],
 )
 def test_a_file_of_another_tool_says_what_it_is(write: Write, name: str, content: bytes, what: str) -> None:
@@ -156,6 +164,14 @@ def test_a_tensorboard_directory_has_its_traces_one_level_down(write: Write, op:
     deeper = "run/deeper/worker2.1700.pt.trace.json.gz (in a subdirectory; give it to read it)"
     skipped = f"{tmp_path / 'logs'}: skipped {other}, {deeper}"
     assert warnings == (skipped,)
+    for number in range(5):
+        write([op()], f"logs/run/deeper/worker{number + 3}.1700.pt.trace.json.gz")
+    many = ", ".join(f"run/deeper/worker{number}.1700.pt.trace.json.gz" for number in (2, 3, 4))
+    assert opened(tmp_path / "logs")[1] == (
+        f"{tmp_path / 'logs'}: skipped {other}, {many} and 3 more (in a subdirectory; give one to read it)",
+    )
+    for number in range(5):
+        (tmp_path / f"logs/run/deeper/worker{number + 3}.1700.pt.trace.json.gz").unlink()
     write([op()], "logs/run2/worker0.1800.pt.trace.json")
     assert opened(tmp_path / "logs")[1] == (
         f"{tmp_path / 'logs'}: traces in more than one subdirectory; all taken as one job",

@@ -24,6 +24,8 @@ def sizes(name: str, types: Any, dims: Any, values: Any = None) -> Sizes:
         ("gloo:all_reduce", ["c10::BFloat16", "double"], [[4], []], ["", ""], (16, 16, 5)),
         ("gloo:send", ["long int"], [[3]], [""], (24, 24, 3)),
         ("gloo:all_reduce", ["float"], [[0]], [""], (0, 0, 0)),
+        ("nccl:all_reduce", ["float"], [[4, 6]], [""], (96, 96, 24)),  # of torch before 2.2, whose records tell nothing
+        ("nccl:broadcast", ["c10::Half"], [[5]], [""], (10, 10, 5)),
         ("c10d::allreduce_", ["TensorList", "", "Scalar"], [[[4, 6], [3]], [], []], ["", "", "-1"], (-1, -1, 27)),
         ("c10d::_allgather_base_", ["float", "float", ""], [[12, 6], [4, 6], []], ["", "", ""], (96, 288, 24)),
         ("c10d::alltoall_base_", ["float", "float"], [[1, 6], [4, 6]], ["", ""], (96, 24, 24)),
@@ -59,6 +61,8 @@ def test_the_sides_of_a_message_are_told_where_shapes_and_types_are(
         ("gloo:all_reduce", ["float"], [], []),
         ("gloo:all_reduce", "float", [[4]], [""]),
         ("gloo:all_gather", ["float"], [[4]], [""]),  # the output is larger
+        ("nccl:all_reduce", ["float", "float"], [[4], [4]], ["", ""]),  # one for each device of the process
+        ("nccl:all_to_all", ["float"], [[4]], [""]),  # what comes may be more
         ("gloo:scatter", ["float", "float"], [[4], [4]], ["", ""]),
         ("c10d::allreduce_", ["TensorList"], [[]], [""]),  # more tensors than torch writes
         ("c10d::allgather_", ["", "TensorList"], [[], [[4]]], ["", ""]),

@@ -115,7 +115,9 @@ def test_a_database_of_rocmprofiledata_gives_the_same_events(tmp_path: Path) -> 
     assert (columns_of(trace.events), trace.rank) == (columns_of(expected.events), 3)
     packed = tmp_path / "a.rpd.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(TraceError, match=r"an SQLite database packed by gzip; expected .*; unpack it"):
+    with pytest.raises(
+        TraceError, match=r"an SQLite database packed by gzip; expected it unpacked; run gunzip -k on it$"
+    ):
         read_rpd(packed)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DROP TABLE rocpd_op")

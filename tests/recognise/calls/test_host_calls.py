@@ -52,6 +52,20 @@ def test_the_posting_of_a_barrier_and_its_work_are_one_call_that_ends_with_the_w
     assert not has_posting_time_only(calls).any()
 
 
+def test_a_call_whose_record_tells_no_size_has_that_of_the_shapes_around_and_inside_it() -> None:
+    """As torch before 2.2 records them: the operator knows both sides of an all-to-all, the range the type of an all-reduce."""
+    rank = Rank(0)
+    for at, operator, of_operator, of_range in ((0, "alltoall_base_", 96, -1), (100, "allreduce_", -1, 48)):
+        post(rank, operator, at, at + 50)
+        shaped(rank, 12, of_operator)
+        rank.add(Category.CPU_OP, "record_param_comms", at + 5, at + 45, thread=MAIN_THREAD)
+        rank.add(
+            Category.ANNOTATION, "nccl:all_reduce" if at else "nccl:all_to_all", at + 10, at + 40, thread=MAIN_THREAD
+        )
+        shaped(rank, 12, of_range)
+    assert calls_of(rank)["bytes"].tolist() == [96, 48]
+
+
 def test_an_operator_on_a_tensor_that_is_under_way_is_busy_until_it_waits_for_that() -> None:
     """As of DTensor: the operator's range is around the wait, and around what it computes then."""
     rank = Rank(0)

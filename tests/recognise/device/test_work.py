@@ -61,6 +61,27 @@ def test_each_nanosecond_belongs_to_one_category_in_order(
     assert result.overlap_ratio == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "pageable_ns"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", 8),
+        ("Memcpy HtoD (Pinned -> Device)", 3),
+        ("Memcpy HtoD (Host -> Device)", None),
+        ("dma_request", None),
+    ],
+)
+def test_time_of_copies_from_pageable_memory_is_that_which_no_kernel_overlaps(
+    name: str, pageable_ns: int | None
+) -> None:
+    rows = [
+        Event(Category.MEMCPY, name, 0, 10, 0, 7),
+        Event(*NAMES["compute"], 5, 30, 0, 8),
+        Event(Category.MEMCPY, "Memcpy HtoD (Pageable -> Device)", 27, 33, 0, 7),
+        Event(Category.MEMCPY, "Memcpy DtoH (Device -> Pageable)", 40, 50, 0, 7),
+    ]
+    assert breakdown(device_work(make_trace(rows).events)).pageable_ns == pageable_ns
+
+
 def test_work_finds_its_launch_by_correlation() -> None:
     rows = [
         Event(Category.RUNTIME, "cudaLaunchKernel", 5, 6, thread=1, correlation=11),

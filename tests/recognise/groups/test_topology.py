@@ -335,6 +335,23 @@ def test_an_all_to_all_group_is_taken_for_experts_and_two_shapes_of_rank_lists_f
     assert {group.id: axis for group, axis in groups.axes.items()} == {"9": "ep", "5": "dp"}
 
 
+@pytest.mark.parametrize(("splits", "axis"), [("2,2>2,2", "dp"), ("1,3>2,2", "ep")])
+def test_a_group_whose_gradients_are_summed_in_the_backward_is_dp_though_it_has_more_all_to_alls_of_even_parts(
+    splits: str, axis: str
+) -> None:
+    """As DLRM's: embeddings are exchanged among the ranks over which DDP sums the gradients of the other parameters."""
+    job = Rank(0, {"world_size": 4})
+    for at in range(0, 400, 100):
+        job.call(ALL_TO_ALL, at, (at + 20, at + 30), group_id="9", ranks=(0, 1))
+    for at in (400, 500):
+        job.add(Category.CPU_OP, ENGINE, at - 5, at + 15, thread=AUTOGRAD_THREAD)
+        job.call(ALL_REDUCE, at, (at + 20, at + 30), AUTOGRAD_THREAD, group_id="9", ranks=(0, 1), in_bytes=4096 + at)
+    calls = find_calls(job.trace().events)
+    calls["splits"] = np.where(calls["kind"] == "all_to_all", splits, "")
+    groups = find_groups({0: calls}, {0: job.trace().distributed}, {})
+    assert list(groups.axes.values()) == [axis]
+
+
 def test_the_groups_of_distributed_info_tell_the_mesh_of_a_trace_without_calls() -> None:
     config = [
         {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 16, "ranks": "[0, 1, 2, ..., 15]"},
