@@ -72,7 +72,7 @@ def _header(report: Report) -> RenderableType:
         lines.append(Text(damage, style="yellow"))
     lacking = ""
     if len(report.device) < mesh.num_ranks or any(info.warnings for info in report.inputs):
-        lacking = "parts of the run are missing or damaged"
+        lacking = "parts of the run are missing, damaged or left out"
     elif unknown := [step.step for step in report.steps if step.bubble.ratio is None and step.has_pipeline]:
         is_all = len(unknown) == sum(step.has_pipeline for step in report.steps)
         lacking = f"bubbles{'' if is_all else f' of step {as_ranges(unknown)}'} are not known"

@@ -23,7 +23,7 @@ from tests.support.synthetic import record, without
 
 TRACES = record(build("1f1b", 2, 3, 1)).traces()
 WHOLE = analyse(TRACES).report
-LACKING = "parts of the run are missing or damaged: see the warnings at the end"
+LACKING = "parts of the run are missing, damaged or left out: see the warnings at the end"
 
 
 def printed(report: Report, amount: Amount = Amount.BRIEF) -> str:

@@ -44,6 +44,7 @@ _ALIKE = 0.25
 _MOST_BEFORE = 0.8
 """Share of the kernels before the first step, where no operators are known, that have names of kernels in it."""
 _REASON = "the backwards between optimizer steps differ"
+_ONCE = "the optimizer is called in one step only"
 
 
 def steps_of_loop(events: Events, captures: Int64, work: DeviceWork, has_captured: bool) -> RepeatedSteps:
@@ -134,10 +135,10 @@ def _steps_of(events: Events, marks: Rows, name: str) -> RepeatedSteps:
     tokens = np.diff(sums) ^ number_of_name[events.name_id[marks]]
     length = _num_in_turn(tokens, np.diff(num_nodes, prepend=0))
     if length is None:
-        return RepeatedSteps(reason=_REASON)
+        return RepeatedSteps(reason=_REASON if len(marks) > 1 else _ONCE)
     last = np.arange(length - 1, len(marks), length)
     if len(last) < 2:
-        return RepeatedSteps(reason="the optimizer is called in one step only")
+        return RepeatedSteps(reason=_ONCE)
     cuts = _with_zero_grad(events, events.ends_of(marks[last]))
     following = np.append(events.start_ns[nodes], np.iinfo(np.int64).max)[num_nodes[last]]
     cuts = _behind_evaluation(events, cuts, outermost, following)

@@ -179,6 +179,8 @@ def test_updates_that_differ_say_why_there_are_no_steps() -> None:
     report = report_of("FBOFBOFBOFBOFBOFCCCCCO")
     why = "nothing marks the steps, and the backwards between optimizer steps differ: the report is of the whole trace"
     assert why in report.warnings
+    once = "nothing marks the steps, and the optimizer is called in one step only: the report is of the whole trace"
+    assert once in report_of("FFFBBBO").warnings, "one update cannot differ from others"
 
 
 def test_ranks_that_exchange_messages_have_the_steps_of_their_optimizers_and_none_of_what_else_repeats() -> None:
