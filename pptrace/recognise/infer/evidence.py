@@ -70,7 +70,7 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
         (
             np.where(engine[rows], What.ENGINE.value, What.OPERATOR.value),
             events.name_id[rows],
-            np.where(engine[rows], events.correlation[rows], -1),
+            events.correlation[rows],
             events.start_ns[rows],
             events.ends_of(rows),
         ),
