@@ -45,7 +45,8 @@ class Program:
     An optimizer runs, or a step's range ends (``step_ranges``), after as many ``runs`` of the plan. ``feeder``: one rank more
     sends the first one its inputs, as a frozen stage does, ``late_input``: that are read in the middle of a forward.
     No optimizer runs after the run ``skipped``. In each op ranks exchange messages with the one ``partner`` ranks away.
-    The last one's loss runs backwards of its own, of ``loss_chunks``.
+    The last one's loss runs backwards of its own, of ``loss_chunks``. The first one ``loads`` data before each forward, another
+    thread of it does in the middle of one.
     """
 
     plan: Plan
@@ -74,6 +75,7 @@ class Program:
     skipped: int = -1
     partner: int = 0
     loss_chunks: int = 0
+    loads: bool = False
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def traces(self) -> list[Trace]:
@@ -138,6 +140,8 @@ class _Rank:
         if is_fed and not self.program.late_input:
             self.operator("aten::normal_", start + 100, start + 150)  # what is received is made first
             self.tensor("c10d::recv_", "gloo:recv", self.program.plan.pp, start + 200, start + 1700)
+        if kind is Kind.F and self.program.loads and not self.place:
+            self.load(start)
         name = "aten::mm" if kind is Kind.F else NODE.format("Mm")
         count = 1 if self.random.random() < 0.3 and kind is not Kind.F and not self.program.partner else 3
         if kind is Kind.F:
@@ -174,6 +178,14 @@ class _Rank:
             begin = start + 100 * index
             self.operator(ACCUMULATE, begin, begin + 80)
             self.operator("aten::detach" if new else "aten::add_", begin + 20, begin + 60)
+
+    def load(self, start: int) -> None:
+        self.operator("aten::empty", start + 100, start + 150)
+        self.operator("aten::ne", start + 200, start + 300)
+        self.operator("aten::stack", start + 1200, start + 1300)
+        for thread, begin, end in ((MAIN_THREAD, 1000, 2000), (MAIN_THREAD + 1, 3920, 3980)):
+            times = (start + begin, start + end)
+            self.events.append(Event(Category.ANNOTATION, "get_batch", *times, thread=thread))
 
     def chunked_loss(self, microbatch: int, start: int) -> None:
         """A head's forward and backward, chunk by chunk, and the node that knows the sum of the gradients."""
@@ -408,6 +420,17 @@ def test_a_first_stage_does_not_begin_before_an_input_that_no_gradient_answers(n
     assert any(
         "ranks without an op that send to others: 3; of stages without a backward" in line for line in run.warnings
     )
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0,)])
+def test_a_first_stages_forward_begins_behind_what_loads_its_data(ranks: tuple[int, ...]) -> None:
+    program = Program(build("1f1b", 2, 4), 3, loads=True)
+    traces = program.traces()
+    run = recognise([traces[rank] for rank in ranks], num_ranks=2)
+    forwards = run.ops[(run.ops["kind"] == "F") & (run.ops["rank"] == 0)]
+    assert len(forwards) == 12
+    assert {(0, start) for start in forwards["start_ns"]} <= set(program.truth)
+    assert (run.ops["kind"] == "DATA").sum() == 12, "what another thread loads keeps this one from nothing"
 
 
 @pytest.mark.parametrize("to", [0, 1])
