@@ -212,7 +212,7 @@ MESSAGES = (*MESSAGE_CALLS, "unknown")
 HOST_ORDER: Schema = {
     "what": "str",  # a What
     "name": "int64",  # equal numbers for equal names of operators
-    "number": "int64",  # a step's number, a node's sequence number, a message's next node; 0 of a new gradient, 1 of one added
+    "number": "int64",  # of a step, of a node, of the node after an operator or message; 0 of a new gradient, 1 of one added
     "start_ns": "int64",
     "end_ns": "int64",
 }

@@ -2,9 +2,11 @@
 
 A node computes with gradients off. An operator of a forward that runs inside one with gradients on, so that it has a sequence
 number, is one of a forward that runs again (``torch.utils.checkpoint`` and its like, once a node asks for what was not saved):
-that lasts from the node's first operator to the end of the last such one. The node of a linear layer multiplies matrices twice:
-for the gradient of its input, then for that of its weights (``addmm`` and ``mm`` in torch's ``derivatives.yaml``; so do the
-layers of Megatron-LM). Gradients of weights are also those of embeddings, and their sums over microbatches (``AccumulateGrad``).
+that lasts from the node's first operator to the end of the last such one. A program's Function has a number with gradients
+off as well (a gather's backward applies a scatter): it is of a forward where operators of torch in its node have one. The node
+of a linear layer multiplies matrices twice: for the gradient of its input, then for that of its weights (``addmm`` and ``mm``
+in torch's ``derivatives.yaml``; so do the layers of Megatron-LM). Gradients of weights are also those of embeddings, and their
+sums over microbatches (``AccumulateGrad``).
 """
 
 from __future__ import annotations
@@ -60,10 +62,15 @@ def _executed(work: DeviceWork, host: Int64) -> Int64:
 def _forwards_in(events: Events, nodes: Rows) -> Int64 | None:
     """The times in which nodes run forwards again; None where about every node runs some."""
     is_forward = np.array([is_of_forward(name) for name in events.names], dtype=np.bool_)
-    chosen = (events.category == Category.CPU_OP) & (events.correlation >= 0) & is_forward[events.name_id]
+    is_operator = events.named(_OPERATOR)
+    chosen = (events.category == Category.CPU_OP) & (events.correlation >= 0)
+    chosen &= (is_forward | is_operator)[events.name_id]
     operators = events.rows_by_thread(events.rows_named(_OPERATOR, Category.CPU_OP))
     starts, ends = [EMPTY[:, 0]], [EMPTY[:, 0]]
     for rows, inside, around in _in_nodes(events, nodes, np.flatnonzero(chosen)):
+        has_gradients = np.isin(around, around[is_operator[events.name_id[inside]]])
+        kept = has_gradients & is_forward[events.name_id[inside]]
+        inside, around = inside[kept], around[kept]
         again, first = np.unique(around, return_index=True)
         begins = events.start_ns[operators.get(int(events.thread[rows[0]]), inside)]
         node = events.start_ns[rows[again]]

@@ -81,17 +81,49 @@ class SlowStage(torch.nn.Module):
         return _Slow.apply(x) * self.scale
 
 
+class _Known(torch.autograd.Function):
+    """A loss whose gradient is known."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, gradient: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gradient)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.saved_tensors[0] * gradients[0], None, None
+
+
+class ChunkedLoss(torch.nn.Module):
+    """A head that runs forward and backward for one chunk after the other, as torchtitan's ``ChunkedLossWrapper``."""
+
+    def __init__(self, num_chunks: int) -> None:
+        super().__init__()
+        self.head, self.num_chunks = torch.nn.Linear(8, 8), num_chunks
+
+    def forward(self, out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        gradients, losses = [], []
+        for chunk, aim in zip(out.detach().chunk(self.num_chunks), target.chunk(self.num_chunks), strict=True):
+            loss = ((self.head(chunk.requires_grad_()) - aim) ** 2).mean()
+            loss.backward()
+            gradients.append(chunk.grad)
+            losses.append(loss.detach())
+        return _Known.apply(out, torch.cat(gradients), torch.stack(losses).sum())
+
+
 @dataclass(frozen=True, slots=True)
 class SlowRun:
     """Steps of torch's unlabelled schedule, or of one by hand, with what people put around them.
 
     ``by_hand`` is "", "fifo" or "lifo": all forwards, then all backwards in the order of the forwards or against it.
+    ``loss_chunks``: the loss runs backwards of its own, of so many chunks; 0 for one without.
     """
 
     microbatches: int = 4
     steps: int = 2
     record_shapes: bool = False
     by_hand: str = ""
+    loss_chunks: int = 0
 
 
 def train_slow(run: SlowRun, folder: str) -> list[tuple[str, int, int, int]]:
@@ -115,7 +147,9 @@ def train_slow(run: SlowRun, folder: str) -> list[tuple[str, int, int, int]]:
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     stage.forward_one_chunk = logged("F", stage.forward_one_chunk)
     stage.backward_one_chunk = logged("B", stage.backward_one_chunk)
-    schedule = Schedule1F1B(stage, run.microbatches, loss_fn=lambda out, target: ((out - target) ** 2).mean())
+    chunked = ChunkedLoss(run.loss_chunks) if run.loss_chunks else None
+    loss_fn = chunked or (lambda out, target: ((out - target) ** 2).mean())
+    schedule = Schedule1F1B(stage, run.microbatches, loss_fn=loss_fn)
 
     def step() -> None:
         dist.barrier()
@@ -126,6 +160,8 @@ def train_slow(run: SlowRun, folder: str) -> list[tuple[str, int, int, int]]:
             inputs = (torch.randn(4 * run.microbatches, 8),) if rank == 0 else ()
             target = torch.zeros(4 * run.microbatches, 8) if rank == world - 1 else None
             schedule.step(*inputs, target=target, losses=[] if rank == world - 1 else None, return_outputs=False)
+        if chunked is not None:
+            chunked.zero_grad()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         sum(parameter.detach().norm() for parameter in module.parameters()).item()
         optimizer.step()

@@ -68,6 +68,22 @@ def test_operators_of_a_backward_that_looks_like_a_forward_are_none(tmp_path: Pa
     assert not len(parts.recompute)
 
 
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_function_in_a_node_runs_again_only_where_operators_had_gradients_on(
+    recomputes: bool, tmp_path: Path
+) -> None:
+    """A Function always has a number. Without operators that have one it is of the backward: a gather's is a scatter."""
+    node = [
+        event(f"{NODE}_GatherBackward", 1300, 1390, 2),
+        event("_Scatter", 1310, 1360, 9),
+        event("aten::copy_", 1320, 1350),
+    ]
+    view = [event("aten::view", 1305, 1306, 9)] * recomputes
+    parts = parts_of([STEP, *LINEAR, node[0], *view, *node[1:]], tmp_path)
+    assert parts.no_recompute == ""
+    assert microseconds(parts.recompute) == [[305, 360]] * recomputes
+
+
 @pytest.mark.parametrize("products", [1, 3])
 def test_products_that_stand_alone_or_are_many_tell_no_weights(products: int, tmp_path: Path) -> None:
     several = [event("aten::mm", 1205 + 10 * nth, 1210 + 10 * nth) for nth in range(products)]
@@ -124,6 +140,38 @@ def test_torchs_own_checkpoints_are_found_where_they_run_again(reentrant: bool, 
     assert (
         median(covered) >= 0.6
     )  # not the last operators, nor Python, nor the time in which another process has the core
+
+
+class Twice(torch.autograd.Function):
+    """A Function whose backward applies itself, as those of tensor parallelism apply each other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return Twice.apply(gradients[0])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_the_backward_of_a_function_applies_is_no_recompute(again: bool, tmp_path: Path) -> None:
+    layers = [nn.Linear(64, 64) for _ in range(3)]
+
+    def block(layer: nn.Module, x: Tensor) -> Tensor:
+        return Twice.apply(layer(x).relu())
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        x = torch.randn(8, 64, requires_grad=True)
+        for layer in layers:
+            x = checkpoint(block, layer, x, use_reentrant=False) if again else block(layer, x)
+        x.sum().backward()
+    path = tmp_path / "rank0.json"
+    profiled.export_chrome_trace(str(path))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"distributedInfo": {"rank": 0}}))
+    parts = load([path], cache=False).data.work[0].backward
+    assert parts.no_recompute == ""
+    assert len(parts.recompute) == len(layers) * again
 
 
 def launched(number: int, call: float, start: float, end: float) -> list[dict[str, Any]]:

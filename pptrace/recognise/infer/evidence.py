@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from msgspec import Struct, field
+from msgspec import Struct
 
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import HOST_ORDER, Bool, Int64, What, empty_table
@@ -63,6 +63,7 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
     barriers = barriers[on_thread[barriers]]  # others may be part of an op
     bounds = np.union1d(events.rows_named(_ZERO_GRAD, Category.ANNOTATION), barriers)
     data = found_ranges(events, DATA)
+    data = data[on_thread[data]]  # what others load ahead keeps this one from nothing
     spans = ranges.where(ranges.has_span(What.STEP, What.OPTIMIZER) & ~ranges.table.leads[ranges.label])
     labels = spans.table
     # (what, name, number, start, end); what is one for all is not repeated
@@ -70,7 +71,7 @@ def find_host_order(events: Events, calls: pd.DataFrame) -> pd.DataFrame:
         (
             np.where(engine[rows], What.ENGINE.value, What.OPERATOR.value),
             events.name_id[rows],
-            np.where(engine[rows], events.correlation[rows], -1),
+            events.correlation[rows],
             events.start_ns[rows],
             events.ends_of(rows),
         ),
@@ -140,8 +141,8 @@ class Rows(_Columns, frozen=True):
 
 
 class Evidence(Struct, frozen=True):
-    """Evidence of one rank's trace for the match; ``bounds`` are the starts of what no op goes over, ``inputs`` when messages of
-    no op had come (:mod:`pptrace.recognise.infer.one_way`).
+    """Evidence of one rank's trace for the match; ``bounds`` are the starts of what no op goes over, ``inputs`` when data was
+    loaded, and messages of no op had come (:mod:`pptrace.recognise.infer.one_way`).
     """
 
     rank: int
@@ -153,7 +154,7 @@ class Evidence(Struct, frozen=True):
     postings: Rows
     bounds: Int64
     optimizers: Int64
-    inputs: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    inputs: Int64
 
     def between(self, begin_ns: int, end_ns: int) -> Evidence:
         """Evidence that began in a stretch of time."""
@@ -199,6 +200,7 @@ def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Int64
         rows(What.MESSAGE),
         host.loc[bounds, "start_ns"].to_numpy(),
         rows(What.OPTIMIZER).start_ns,
+        rows(What.DATA).end_ns,
     )
 
 

@@ -34,6 +34,7 @@ from pptrace.recognise.infer.rank_order import (
     forwards_of,
     grouped,
     ops_of,
+    without_backwards_of_losses,
 )
 
 Channels = Mapping[Channel, Messages]
@@ -62,6 +63,7 @@ def match_chain(evidence: Sequence[Evidence]) -> Match:
                 )
             if not len(sent):
                 raise MismatchError(f"rank {source} sends nothing to rank {target}")
+    evidence = [*evidence[:-1], without_backwards_of_losses(evidence[-1], channels[-1][TO_PREVIOUS])]
     gradients = find_gradients(evidence, channels)
     senders = list(zip(evidence[:-1], channels, gradients.backwards, strict=False))
 

@@ -28,6 +28,7 @@ from pptrace.recognise.infer.rank_order import (
     grouped,
     ops_of,
     trimmed,
+    without_backwards_of_losses,
 )
 
 
@@ -91,6 +92,8 @@ def _match_between(evidence: Evidence, around: Around, sizes: tuple[int, ...]) -
     ):
         if neighbour is not None and not (len(channels[sent]) and len(channels[came])):
             raise MismatchError(f"messages with the {name} rank go one way only")
+    if following is None:
+        evidence = without_backwards_of_losses(evidence, channels[TO_PREVIOUS])
     gradients = find_gradients([evidence], [channels])
     (backwards,) = gradients.backwards
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pptrace.intervals import reduce_ranges
 from pptrace.model.tables import Bool, Int64
@@ -123,6 +125,27 @@ class Ops(Struct, frozen=True):
 def ops_of(rows: Rows, low: Int64, high: Int64) -> Ops:
     """The ops that consist of these rows, each of one at least."""
     return Ops(low, high, rows.start_ns[low], reduce_ranges(np.maximum, rows.end_ns, low, high))
+
+
+def without_backwards_of_losses(evidence: Evidence, sent: Messages) -> Evidence:
+    """The evidence of a last rank without what autograd's engine ran inside its losses, which are of their forwards.
+
+    A loss may run backwards of its own, as of a head for one part of its input after the other. They are told by nodes that
+    were made since the engine began to run, and run before a gradient is ``sent`` back: then the backward that sends it is the
+    run with the oldest node, the first that a forward made.
+    """
+    nodes, starts, operators = evidence.engine, evidence.engine.start_ns, evidence.operators
+    numbered = operators.where(operators.number >= 0)
+    since = np.append(numbered.number, _LATEST)[np.searchsorted(numbered.start_ns, starts)]
+    begins = np.append(_EARLIEST, operators.start_ns)[np.searchsorted(operators.start_ns, starts)]
+    is_of_loss = np.zeros(len(starts), dtype=np.bool_)
+    bounds = np.unique(np.append(0, np.searchsorted(starts, sent.post_ns)))
+    for low, high in pairwise(bounds.tolist()):
+        if nodes.number[low:high].max() >= since[low]:
+            oldest = low + np.where(nodes.number[low:high] >= 0, nodes.number[low:high], _LATEST).argmin()
+            is_of_loss[low : np.searchsorted(starts, begins[oldest])] = True
+    is_gradient = np.isin(evidence.gradients.start_ns, starts[is_of_loss], invert=True)
+    return replace(evidence, engine=nodes.where(~is_of_loss), gradients=evidence.gradients.where(is_gradient))
 
 
 def engine_spans(evidence: Evidence, received: Grouped | None, sent: Grouped | None) -> tuple[Int64, Int64]:

@@ -45,6 +45,8 @@ class Program:
     An optimizer runs, or a step's range ends (``step_ranges``), after as many ``runs`` of the plan. ``feeder``: one rank more
     sends the first one its inputs, as a frozen stage does, ``late_input``: that are read in the middle of a forward.
     No optimizer runs after the run ``skipped``. In each op ranks exchange messages with the one ``partner`` ranks away.
+    The last one's loss runs backwards of its own, of ``loss_chunks``. The first one ``loads`` data before each forward, another
+    thread of it does in the middle of one.
     """
 
     plan: Plan
@@ -72,6 +74,8 @@ class Program:
     late_input: bool = False
     skipped: int = -1
     partner: int = 0
+    loss_chunks: int = 0
+    loads: bool = False
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def traces(self) -> list[Trace]:
@@ -93,6 +97,7 @@ class _Rank:
         self.peers: dict[int, tuple[str, int, int]] = {}
         self.next_number = 100
         self.made: dict[int, int] = {}
+        self.of_loss: dict[int, int] = {}
 
     def trace(self) -> Trace:
         for step in range(self.program.steps):
@@ -135,6 +140,8 @@ class _Rank:
         if is_fed and not self.program.late_input:
             self.operator("aten::normal_", start + 100, start + 150)  # what is received is made first
             self.tensor("c10d::recv_", "gloo:recv", self.program.plan.pp, start + 200, start + 1700)
+        if kind is Kind.F and self.program.loads and not self.place:
+            self.load(start)
         name = "aten::mm" if kind is Kind.F else NODE.format("Mm")
         count = 1 if self.random.random() < 0.3 and kind is not Kind.F and not self.program.partner else 3
         if kind is Kind.F:
@@ -154,6 +161,11 @@ class _Rank:
         self.program.truth[self.order[self.place], start + 3000] = f"{self.place}{kind}{microbatch} {step}"
         if kind is Kind.B and self.program.gradients:
             self.accumulate(start + 6000, is_first=microbatch == 0)
+        if self.program.loss_chunks and self.place == self.program.plan.pp - 1:
+            if kind is Kind.F:
+                self.chunked_loss(microbatch, start + 6000)
+            else:
+                self.operator(NODE.format("Known"), start + 2900, start + 2990, self.of_loss[microbatch])
         if kind is Kind.F:
             self.operator("aten::detach", start + 7000, start + 7010)
         elif self.program.buckets and microbatch == self.program.plan.num_microbatches - 1:
@@ -166,6 +178,27 @@ class _Rank:
             begin = start + 100 * index
             self.operator(ACCUMULATE, begin, begin + 80)
             self.operator("aten::detach" if new else "aten::add_", begin + 20, begin + 60)
+
+    def load(self, start: int) -> None:
+        self.operator("aten::empty", start + 100, start + 150)
+        self.operator("aten::ne", start + 200, start + 300)
+        self.operator("aten::stack", start + 1200, start + 1300)
+        for thread, begin, end in ((MAIN_THREAD, 1000, 2000), (MAIN_THREAD + 1, 3920, 3980)):
+            times = (start + begin, start + end)
+            self.events.append(Event(Category.ANNOTATION, "get_batch", *times, thread=thread))
+
+    def chunked_loss(self, microbatch: int, start: int) -> None:
+        """A head's forward and backward, chunk by chunk, and the node that knows the sum of the gradients."""
+        for index in range(self.program.loss_chunks):
+            begin = start + 100 * index
+            self.operator("aten::linear", begin, begin + 40, self.next_number)
+            self.next_number += 2
+            self.operator(NODE.format("Mean"), begin + 50, begin + 60, self.next_number - 1)
+            self.operator(NODE.format("Addmm"), begin + 60, begin + 80, self.next_number - 2)
+            self.operator(ACCUMULATE, begin + 80, begin + 90)
+        self.operator("Known", start + 900, start + 950, self.next_number)
+        self.of_loss[microbatch] = self.next_number
+        self.next_number += 1
 
     def maybe_noise(self, start: int, most: int) -> None:
         if self.random.random() < self.program.noise:
@@ -294,6 +327,27 @@ def test_the_last_backward_of_ddp_ends_where_its_buckets_are_there() -> None:
     assert len(ops) == len(program.truth)
 
 
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (2,)])
+@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_backwards_that_a_loss_runs_of_its_own_are_of_its_forward(
+    name: str, chunks: int, ranks: tuple[int, ...]
+) -> None:
+    """As torchtitan's, chunk by chunk. Its backward begins where the engine runs what the loss has left."""
+    program = Program(build(name, 3, 5), 3, noise=0.3, loss_chunks=chunks, gradients="inputs")
+    traces = program.traces()
+    run = recognise([traces[rank] for rank in ranks], num_ranks=3)
+    ops = run.ops[run.ops["kind"].isin(COMPUTE_KINDS) & (run.ops["rank"] == 2)]
+    starts = {at: text for (rank, at), text in program.truth.items() if rank == 2}
+    assert len(ops) == len(starts) == 30
+    for op in ops.itertuples():
+        if op.kind == "F":
+            assert starts[op.start_ns].startswith(f"2F{op.microbatch} ")
+            assert op.end_ns - op.start_ns >= 3950, "until the loss is over"
+        else:
+            assert starts[op.start_ns + 100].startswith(f"2B{op.microbatch} ")
+
+
 @pytest.mark.parametrize("optimizer", [True, False])
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_runs_until_an_optimizer_or_the_end_of_a_range_are_one_step(name: str, optimizer: bool) -> None:
@@ -366,6 +420,17 @@ def test_a_first_stage_does_not_begin_before_an_input_that_no_gradient_answers(n
     assert any(
         "ranks without an op that send to others: 3; of stages without a backward" in line for line in run.warnings
     )
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0,)])
+def test_a_first_stages_forward_begins_behind_what_loads_its_data(ranks: tuple[int, ...]) -> None:
+    program = Program(build("1f1b", 2, 4), 3, loads=True)
+    traces = program.traces()
+    run = recognise([traces[rank] for rank in ranks], num_ranks=2)
+    forwards = run.ops[(run.ops["kind"] == "F") & (run.ops["rank"] == 0)]
+    assert len(forwards) == 12
+    assert {(0, start) for start in forwards["start_ns"]} <= set(program.truth)
+    assert (run.ops["kind"] == "DATA").sum() == 12, "what another thread loads keeps this one from nothing"
 
 
 @pytest.mark.parametrize("to", [0, 1])
