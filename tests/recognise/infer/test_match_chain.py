@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS
 from pptrace.model.traces import Category, Trace
-from pptrace.recognise.infer.evidence import Messages
+from pptrace.recognise.infer.evidence import Evidence, Messages, Rows
 from pptrace.recognise.infer.locate_unlabelled import _are_within_stages
 from pptrace.recognise.infer.match import Match, RankMatch, in_steps
 from pptrace.recognise.infer.one_way import Separated
-from pptrace.recognise.infer.rank_order import Ops
+from pptrace.recognise.infer.rank_order import Ops, without_backwards_of_losses
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
@@ -346,6 +346,32 @@ def test_backwards_that_a_loss_runs_of_its_own_are_of_its_forward(
             assert op.end_ns - op.start_ns >= 3950, "until the loss is over"
         else:
             assert starts[op.start_ns + 100].startswith(f"2B{op.microbatch} ")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"),
+    [
+        ([8, 7, 6, 5, 4], 5),  # scaled between two parts of one backward
+        ([8, 7, 9, 5, 4], 3),  # a loss that ran its own
+        ([5, 4, 9, 8, 7], 5),  # another model's, behind the pipeline's
+        ([-1, -1, -1, -1, -1], 5),
+    ],
+)
+def test_what_a_backward_runs_in_parts_is_a_losss_own_only_if_more_was_made_meanwhile(
+    numbers: list[int], kept: int
+) -> None:
+    """Two nodes, of which the first adds up a gradient, an operator, and three nodes; then a gradient is sent back."""
+    none = np.zeros(0, dtype=np.int64)
+    starts = np.array([10, 20, 40, 50, 60])
+    nodes = Rows(starts, starts + 5, starts, np.array(numbers))
+    operators = Rows(np.array([0, 30]), np.array([9, 39]), np.array([1, 2]), np.array([4, 9]))
+    sent = Messages(none, none, none, np.array([70]), np.array([71]))
+    evidence = Evidence(
+        0, sent, sent, operators, nodes, nodes.where(starts == 10), nodes.where(starts < 0), none, none, none
+    )
+    found = without_backwards_of_losses(evidence, sent)
+    assert found.engine.start_ns.tolist() == starts[-kept:].tolist()
+    assert len(found.gradients.start_ns) == (kept == 5)
 
 
 @pytest.mark.parametrize("optimizer", [True, False])
