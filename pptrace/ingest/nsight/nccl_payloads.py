@@ -3,7 +3,7 @@
     ncclCommInitRank*, ncclCommSplit, …   {"NCCL communicator ID": 1342…, "No. of ranks": 8, "Rank": 3, …}
     ncclAllReduce, ncclSend, …            {"NCCL communicator ID": 1342…, "Message size [bytes]": 4096, "Root" | "Peer rank": 1}
 
-These are payloads of NVTX, which nsys writes as JSON texts (NCCL ``src/include/nvtx_payload_schemas.h``). NCCL up to 2.25 names
+These are payloads of NVTX, which nsys writes as JSON texts (NCCL ``src/include/nvtx_payload_schemas.h``). Older NCCL names
 no communicator, and calls the size of some calls "Bytes". It is that of one rank's part; peers are ranks within the communicator.
 """
 
