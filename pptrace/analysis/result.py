@@ -374,6 +374,9 @@ class CommTotal(Struct, frozen=True):
     #: the same times nccl-tests' factor; null as ``algbw_gbps``, where ``group_size`` is or is 1, and for all-to-alls of uneven
     #: parts
     busbw_gbps: float | None
+    #: part of ``total_ns`` in which they waited for other ranks; null where there are steps, which have it, where a call has no
+    #: match, and where ranks do not compare
+    wait_ns: int | None = None
 
 
 class HostWindow(Struct, frozen=True):

@@ -46,7 +46,7 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.shared_devices import SharedDevice, core_waits_of, line_of_waits, shared_devices, with_busy_shares
-from pptrace.analysis.steps.communication import total_comms
+from pptrace.analysis.steps.communication import total_comms, with_waits
 from pptrace.analysis.steps.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.steps.outside_pipeline import with_periods
 from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_steps
@@ -212,7 +212,7 @@ def analyse_ranks(
         costs,
         answers,
         experts,
-        _device_of_ranks(run),
+        _device_of_ranks(run, data),
         ask if is_brief else None,
     )
     return measured.analysis((*warnings, *run.warnings, *by_end_times, *([line] if line else [])), sharing)
@@ -372,14 +372,15 @@ def _warn_of_unknown(comms: pd.DataFrame, steps: Sequence[StepReport]) -> tuple[
     return warn_of_unknown(sum(messages for messages, _ in counts), sum(collectives for _, collectives in counts))
 
 
-def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
-    """Sums over each rank's trace, on its own clock."""
+def _device_of_ranks(run: RecognisedRun, data: AlignedRun) -> tuple[RankDevice, ...]:
+    """Sums over each rank's trace, on its own clock, and without steps what its calls waited on the common one."""
     of_ranks, none = slices_by_rank(run.comms, ()), slice_of(run.comms.iloc[:0])
+    aligned = slices_by_rank(data.comms, ()) if data.compares_without_steps else {}
     devices = []
     for rank, work in sorted(run.work.items()):
         comms = of_ranks.get(rank, none)
         device = NO_DEVICE if is_much(work.lost, work.lost.num_missing) else breakdown(work)
-        totals = total_comms(comms, work.compute if len(work) else None)
+        totals = with_waits(total_comms(comms, work.compute if len(work) else None), aligned.get(rank, none))
         if device.first_ns is None or device.last_ns is None or work.idle.reason:
             devices.append(RankDevice(rank, device, totals, on_host=_on_host(run.host_work.get(rank), comms)))
             continue

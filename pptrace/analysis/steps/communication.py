@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.intervals import Int64, intersect, length, lengths_within, union, union_by_group
@@ -117,6 +118,17 @@ def total_comms(comms: Slice, compute: Int64 | None) -> tuple[CommTotal, ...]:
         for axis, of_axis in comms.by("axis").items()
         for kind, rows in of_axis.by("kind").items()
     )
+
+
+def with_waits(totals: Sequence[CommTotal], comms: Slice) -> tuple[CommTotal, ...]:
+    """The totals of a rank with what its calls waited, by its rows on the common clock with transfers filled."""
+    waits: dict[tuple[str, str], int] = {}
+    for axis, of_axis in comms.by("axis").items():
+        for kind, rows in of_axis.by("kind").items():
+            if (rows["match"] >= 0).all():
+                transfer = rows["transfer_end_ns"] - rows["transfer_start_ns"]
+                waits[str(axis), str(kind)] = int((rows["end_ns"] - rows["start_ns"] - transfer).sum())
+    return tuple(replace(total, wait_ns=waits.get((total.axis, total.kind))) for total in totals)
 
 
 def _total(axis: str, kind: str, rows: Slice, compute: Int64 | None) -> CommTotal:

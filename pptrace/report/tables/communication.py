@@ -116,7 +116,20 @@ def comm_totals_table(report: Report, amount: Amount) -> ReportTable:
         axis, kind, rank, _ = group[0]
         rows.append((axis, kind, str(len(group) if is_brief else rank), *_totals([comm for *_, comm in group])))
     ranks = "ranks" if is_brief else "rank"
-    columns = ("axis", "kind", ranks, "of", "count", "bytes", "total ms", "overlap", "bus B/s")
+    columns: tuple[str, ...] = (
+        "axis",
+        "kind",
+        ranks,
+        "of",
+        "count",
+        "bytes",
+        "total ms",
+        "overlap",
+        "bus B/s",
+        "waiting ms",
+    )
+    if all(comm.wait_ns is None for *_, comm in entries):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = "Communication, whole trace (times with waiting)"
     notes = ("means over the ranks; --all lists them",) if is_brief else ()
     return ReportTable("comm-totals", title, columns, tuple(rows), notes, 2, leave_out=(8, 3, 4))
@@ -134,6 +147,7 @@ def _totals(comms: Sequence[CommTotal]) -> tuple[str, ...]:
         units.milliseconds(mean(comm.total_ns for comm in comms)),
         units.percent(fmean(ratios) if ratios else None),
         units.bandwidth(fmean(rates) if rates else None),
+        units.milliseconds(mean(comm.wait_ns for comm in comms)),
     )
 
 

@@ -14,7 +14,9 @@ import pytest
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.ingest.nsight.reader import read_nsight
+from pptrace.model.report_table import Amount
 from pptrace.model.traces import Category
+from pptrace.report.tables import tables_of
 from pptrace.workflow.load import load
 from tests.ingest.nsight_files import SESSION, Process, Report, write_report
 from tests.support.synthetic import MAIN_THREAD, START, Event
@@ -157,6 +159,21 @@ def test_a_payload_that_cannot_be_is_of_no_call(tmp_path: Path, payload: Any) ->
     first = trace.events.comm_args.iloc[0]
     assert (first["in_bytes"], first["group_id"], first["group_size"]) == (-1, "", -1)
     assert (trace.events.comm_args["in_bytes"] == 4096).sum() == 1, "the others are read"
+
+
+def test_without_steps_the_calls_of_processes_of_a_report_say_what_they_waited(tmp_path: Path) -> None:
+    """Rank 1's all-reduce is of a call later, by 100 us: rank 0 waits for it as long as its own kernel of 30 us runs."""
+    late: list[Call] = [joins(ALL, 2, 1), ("ncclGroupEnd", {}), ("ncclAllReduce", of(ALL, 64))]
+    report = load(
+        [written(tmp_path / "a.sqlite", [[joins(ALL, 2, 0), ("ncclAllReduce", of(ALL, 64))], late])], cache=False
+    ).report
+    assert [total.wait_ns for entry in report.device for total in entry.comms] == [30 * US, 0]
+    (table,) = [table for table in tables_of(report, None, Amount.WHOLE) if table.key == "comm-totals"]
+    assert [row[-1] for row in table.rows] == ["0.030", "0.00"]
+    alone = load([written(tmp_path / "rank0.sqlite", [calls_of(0)])], cache=False).report
+    assert {total.wait_ns for entry in alone.device for total in entry.comms} == {None}
+    (table,) = [table for table in tables_of(alone, None, Amount.WHOLE) if table.key == "comm-totals"]
+    assert "waiting ms" not in table.columns
 
 
 def test_calls_of_an_old_nccl_have_their_bytes_alone(tmp_path: Path) -> None:
