@@ -84,7 +84,7 @@ def job_facts(path: Path) -> tuple[int | None, Mapping[str, Any], Mapping[str, A
 
 
 def _boot_of(clocks: object) -> dict[str, int]:
-    """When the host started, from its two clocks as they were read when the profiler stopped; {} where they were not."""
+    """Start of the host, from its two clocks as they were read when the profiler stopped; {} where they were not."""
     if not isinstance(clocks, dict):
         return {}
     wall, monotonic = clocks.get("collectionTimeEnd"), clocks.get("MonotonicTimeEnd")

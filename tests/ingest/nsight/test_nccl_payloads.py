@@ -1,4 +1,4 @@
-"""What NCCL says of its calls in the payloads of its ranges: groups, ranks, bytes and peers of Nsight Systems exports."""
+"""Payloads of NCCL's ranges, in which it describes its calls: groups, ranks, bytes and peers of Nsight Systems exports."""
 
 from __future__ import annotations
 
