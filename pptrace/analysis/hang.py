@@ -112,7 +112,7 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
 def _status(
     dump: Dump, calls: Sequence[Call], world: set[int], with_messages: Collection[Group]
 ) -> tuple[dict[Stream, int], dict[Stream, int]]:
-    """Number of collectives of each group that the rank has enqueued, and of those that are complete, before the first that is open.
+    """Number of collectives of each group that the rank has enqueued, and of those complete, before the first that is open.
 
     The status of a group has one number for collectives and messages, that of the last call.
     """
