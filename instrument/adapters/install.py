@@ -175,11 +175,11 @@ class Adapters:
 
 def _facts_of_groups(calls: DistributedCalls) -> Iterator[tuple[str, dict[str, object]]]:
     for name, group in calls.groups.items():
-        described = calls.descriptions.get(name)
         facts: dict[str, object] = {
             "ranks": list(group.ranks),
-            "axis": "" if described is not None else calls.axes.get(name, group.axis),
-            "description": group.description if described is None else described,
+            "axis": calls.axes.get(name, group.axis),
+            "description": group.description,
+            **({"dimensions": calls.dimensions[name]} if name in calls.dimensions else {}),
         }
         yield "_".join(name.split()) or "-", facts | ({"reducer": True} if name in calls.reducers else {})
 

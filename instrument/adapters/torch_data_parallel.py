@@ -67,8 +67,12 @@ class DataParallelHooks:
 
     def _read_fsdp2(self, info: Any) -> None:
         self._name(FSDP)
-        self._is_data_parallel(getattr(info, "shard_process_group", None))
-        self._is_data_parallel(getattr(info, "replicate_process_group", None))
+        names = info.mesh.mesh_dim_names or ()
+        for use in ("shard", "replicate"):
+            group, dimension = getattr(info, f"{use}_process_group", None), getattr(info, f"{use}_mesh_dim")
+            self._is_data_parallel(group)
+            if group is not None and names:  # a mesh that was cut out of another one has its groups only now
+                self._calls.name_dimension(group, names[dimension])
 
     def _is_data_parallel(self, group: Any) -> None:
         if group is not None:
@@ -83,4 +87,4 @@ class DataParallelHooks:
                 group = mesh.get_group(dimension)
             except RuntimeError:  # a view of another mesh, which has the groups
                 return
-            self._calls.describe(group, f"mesh_{name}")
+            self._calls.name_dimension(group, name)

@@ -126,8 +126,8 @@ class DistributedCalls:
         self._groups: WeakKeyDictionary[Any, tuple[CallGroup, _Sequences]] = WeakKeyDictionary()
         self.axes: dict[str, str] = {}
         """Axis that an adapter knows, by name of the group."""
-        self.descriptions: dict[str, str] = {}
-        """Description of a group that an adapter gives instead of the group's, by name of the group."""
+        self.dimensions: dict[str, list[str]] = {}
+        """Names that meshes have for a group, which may be one of several, by name of the group."""
         self.reducers: set[str] = set()
         """Names of the groups in which C++ reduces gradients."""
         self.groups: dict[str, CallGroup] = {}
@@ -347,9 +347,11 @@ class DistributedCalls:
         """Say which axis of the mesh a process group is; a mesh's own name for it, where there is one, says more."""
         self.axes.setdefault(self._group(group)[0].name, axis)
 
-    def describe(self, group: Any, description: str) -> None:
-        """Say what a process group is, in the words that its maker would use."""
-        self.descriptions[self._group(group)[0].name] = description
+    def name_dimension(self, group: Any, dimension: str) -> None:
+        """Say which dimension of a mesh a process group is; another mesh may have the same one by another name."""
+        names = self.dimensions.setdefault(self._group(group)[0].name, [])
+        if dimension not in names:
+            names.append(dimension)
 
     def note_reducer(self, group: Any) -> None:
         """Say that C++ reduces gradients in a process group: calls that do not pass here."""

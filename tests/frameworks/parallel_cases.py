@@ -42,15 +42,28 @@ def _buckets() -> nn.Module:
     return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.001, gradient_as_bucket_view=True)
 
 
+def _renamed() -> nn.Module:
+    """FSDP over all ranks, which other meshes have as well, as torchtitan's of its losses."""
+    size = dist.get_world_size()
+    world = init_device_mesh("cpu", (size,), mesh_dim_names=("world",))
+    mesh = world._unflatten(0, (size, 1), ("dp_shard", "cp"))["dp_shard"] if hasattr(world, "_unflatten") else world
+    model = fully_shard(Mlp(), mesh=mesh)
+    init_device_mesh("cpu", (size,), mesh_dim_names=("loss_mesh",))
+    return model
+
+
+MODELS = {"buckets": _buckets, "renamed": _renamed}
+
+
 def train_parallel(how: str, folder: str, with_hooks: bool) -> list[str]:
     """Train a few steps and average the loss over the world; the losses, to the bit. ``rank<r>.json`` holds the last steps."""
     warnings.simplefilter("ignore")
     rank = dist.get_rank()
     with hooks() if with_hooks else nullcontext((None, None)) as (session, adapters):
-        tp = 1 if how == "buckets" else 2
+        tp = 1 if how in MODELS else 2
         mesh = init_device_mesh("cpu", (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
         torch.manual_seed(0)
-        model = _buckets() if how == "buckets" else _tensor_parallel(mesh, how)
+        model = MODELS[how]() if how in MODELS else _tensor_parallel(mesh, how)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         losses = [_step(model, optimizer, mesh, 0), _step(model, optimizer, mesh, 1)]
         with recorded(Path(folder) / f"rank{rank}.json", session, adapters):

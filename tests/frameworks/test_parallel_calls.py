@@ -53,3 +53,10 @@ def test_buckets_and_broadcast_buffers_are_of_the_groups_axis_and_sum_to_the_gra
         assert sum(reduced) == RECORDED * (BUCKETS + FLOAT)
         assert len(reduced) > 2 * RECORDED
         assert calls["dp", "broadcast", BUFFERS] == RECORDED
+
+
+def test_an_axis_stays_that_of_its_group_whatever_other_meshes_call_the_same_ranks(pool: Pool, tmp_path: Path) -> None:
+    losses = [pool.run(train_parallel, "renamed", str(tmp_path), hooked, world=2) for hooked in (False, True)]
+    assert losses[0] == losses[1]
+    kinds = {(axis, kind) for calls in calls_of(tmp_path) for axis, kind, _ in calls}
+    assert kinds == {("dp", "all_gather"), ("dp", "reduce_scatter"), ("dp", "all_reduce")}

@@ -28,7 +28,9 @@ from pptrace.slices import Slice, are_among, last_like, rows_among
 FAILED_KEY = "failed_calls"
 """The key of a rank's metadata that holds kind, group, sequence and peer (-1: none) of the calls that raised an error."""
 GROUPS_KEY = "groups"
-"""The key of a rank's metadata that holds its process groups by name: ``{"ranks": […], "axis": "dp", "description": "…"}``."""
+"""The key of a rank's metadata that holds its process groups by name: ``{"ranks": […], "axis": "dp", "description": "…"}``, and
+as ``dimensions`` what meshes call it.
+"""
 REDUCER_KEY = "reducer"
 """The key of a group whose gradients C++ reduces, as DDP's."""
 
@@ -183,11 +185,21 @@ def _group_columns(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_group(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The ranks and the description of a group in the metadata, in the words of ``pg_config``; an axis is a mesh's dimension."""
-    ranks = facts.get("ranks")
+    """The ranks and the description of a group in the metadata, in the words of ``pg_config``; an axis is a mesh's dimension.
+
+    Every mesh over all ranks names their default group anew. Of several names the one of the known axis counts first, then the
+    last of a single axis, of several axes, and of none, which the known axis comes before.
+    """
+    ranks, dimensions = facts.get("ranks"), facts.get("dimensions")
     members = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
     axis = str(facts.get("axis") or "")
-    return {"ranks": members, "pg_desc": f"mesh_{axis}" if axis else str(facts.get("description") or "")}
+    own = str(facts.get("description") or "")
+    names = [own, *(f"mesh_{name}" for name in (dimensions if isinstance(dimensions, list) else ()))][::-1]
+    axes = {name: axis_of_description(name) for name in names}
+    of_axes = [name for name in names if axes[name] not in ("", "world")]
+    if of_axes:
+        return {"ranks": members, "pg_desc": max(of_axes, key=lambda name: (axes[name] == axis, "-" not in axes[name]))}
+    return {"ranks": members, "pg_desc": f"mesh_{axis}" if axis else names[0]}
 
 
 def _innermost(marks: MarkedRanges) -> Int64:

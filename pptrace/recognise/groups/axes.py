@@ -87,10 +87,12 @@ def find_groups(
     rings = one_way_rings(edges) | exchanges(keyed, of_call, edges)
     rings |= {group for group, pairs in edges.items() if all(set(pair) <= set(no_pipeline) for pair in pairs)}
     if not by_use:
-        axes = {
-            group: axis_of_description(group.description) or ("world" if _is_world(group, world) else UNKNOWN)
-            for group in uses
-        }
+        axes = _with_axes_of_ranks(
+            {
+                group: axis_of_description(group.description) or ("world" if _is_world(group, world) else UNKNOWN)
+                for group in uses
+            }
+        )
         pipelines = _pipelines(axes, ())
         is_complete = all(axis != UNKNOWN for group, axis in axes.items() if group.size > 1)
         sizes = sizes_of(axes, pipelines, world if is_complete else None)
@@ -113,7 +115,8 @@ def find_groups(
             for doubtful in ((), (Axis.DP,), WITHIN_STAGE, MESH_ORDER)
         )
         sizes = next((candidate for candidate in fewer if multiply_up(candidate, world)), {})
-    return Groups(of_call, assignments.axes, world, sizes, pipelines, assignments.lines(), unnamed, rings)
+    axes = _with_axes_of_ranks(assignments.axes)
+    return Groups(of_call, axes, world, sizes, pipelines, assignments.lines(), unnamed, rings)
 
 
 def _used(
@@ -302,6 +305,17 @@ def _axes(
     return assignments
 
 
+def _with_axes_of_ranks(axes: Mapping[Group, str]) -> dict[Group, str]:
+    """The axes, of groups without one and of dp and cp together that of the other groups of the same ranks, where it is one."""
+    by_ranks: dict[tuple[int, ...], set[str]] = {}
+    for group, axis in axes.items():
+        if axis in MESH_ORDER and len(group.ranks) > 1:
+            by_ranks.setdefault(group.ranks, set()).add(axis)
+    unsure = (UNKNOWN, Axis.DP_CP)
+    only = {ranks: next(iter(known)) for ranks, known in by_ranks.items() if len(known) == 1}
+    return {group: only.get(group.ranks, axis) if axis in unsure else axis for group, axis in axes.items()}
+
+
 def _is_most(open_calls: Use, use: Use) -> bool:
     """Return whether as many calls again may be of some groups as are known to be, which alone tell little of their use."""
     return any(open_calls.kinds[kind] >= count for kind, count in use.kinds.items() if kind not in P2P)
@@ -340,7 +354,7 @@ def _assign_world(assignments: _AxisAssignments, world_groups: Sequence[Group], 
         for group, use in uses.items()
         if group not in assignments.axes and group.size > 1 and any(use.kinds.values())
     ]
-    is_split = assignments.assigned & {*MESH_ORDER, Axis.DP_CP}
+    is_split = any(axis in (*MESH_ORDER, Axis.DP_CP) and group.size != 1 for group, axis in assignments.axes.items())
     for group in set(used) & {group for group in world_groups if group.is_named}:
         use, axis_and_reason = uses[group], axis_of_use(uses[group], set(), group)
         is_of_one_purpose = use.is_uneven or use.hints

@@ -47,7 +47,7 @@ _DIMS = {
     "cp": "cp context context_parallel seq ulysses ring",
     "dp": "dp data data_parallel ddp fsdp dp_replicate dp_shard replicate replica shard batch hsdp",
     "ep": "ep expert expert_parallel dp_shard_in_ep",
-    "dp-cp": "dp_cp dp_shard_cp loss",
+    "dp-cp": "dp_cp dp_shard_cp loss loss_mesh",
     "etp": "etp",
     "edp": "edp efsdp dp_mod_ep dp_shard_mod_ep ep_shard ep_replicate",
     "world": "world",
@@ -171,8 +171,8 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
     dp_cp = sizes.pop("dp-cp", None)
     if world is None:
         return sizes
-    if dp_cp is not None and "dp" not in sizes and "cp" in sizes:
-        sizes["dp"] = max(dp_cp // sizes["cp"], 1)
+    if dp_cp is not None and "cp" in sizes:
+        sizes["dp"] = max(dp_cp // sizes["cp"], sizes.get("dp", 1))
     if described:
         ones = {axis: 1 for axis in _MODEL_AXES if axis not in sizes and not (axis == Axis.CP and dp_cp)}
         if "dp" not in sizes or world == prod((sizes | ones).get(axis, 1) for axis in MESH_ORDER):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pptrace.marks import AwaitMark, Axis, CallMark, Collective, CollectiveMark, ExchangeMark, Link, SpanKind, SpanMark
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import Category, Trace
+from pptrace.recognise.calls.marked_calls import describe_group
 from pptrace.recognise.groups.mesh import mesh_with_declared_pipelines
 from pptrace.recognise.groups.topology import Group, axis_of_description, sizes_of
 from pptrace.recognise.rank import recognise_rank
@@ -129,6 +132,28 @@ def test_groups_that_hooks_learnt_tell_axes_also_where_the_profiler_wrote_nothin
     assert set(run.comms["step"]) == {3}
     assert (run.comms["match"] >= 0).all()
     assert (run.mesh.num_ranks, run.mesh.dp) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("description", "axis", "dimensions", "named"),
+    [
+        ("default_pg", "", ["dp_shard", "loss_mesh"], "mesh_dp_shard"),
+        ("default_pg", "dp", ["wires", "world"], "mesh_dp"),
+        ("default_pg", "dp", ["wires", "dp_shard", "tp"], "mesh_dp_shard"),
+        ("default_pg", "dp", ["dp_shard_cp"], "mesh_dp_shard_cp"),
+        ("default_pg", "", ["dp", "dp_shard_cp"], "mesh_dp"),
+        ("default_pg", "", ["dp", "tp"], "mesh_tp"),
+        ("default_pg", "", ["wires", "world"], "mesh_world"),
+        ("mesh_dp_replicate", "dp", None, "mesh_dp_replicate"),
+        ("default_pg", "dp", None, "mesh_dp"),
+        ("default_pg", "", None, "default_pg"),
+    ],
+)
+def test_of_several_names_of_a_group_the_one_of_an_axis_counts(
+    description: str, axis: str, dimensions: list[str] | None, named: str
+) -> None:
+    facts = {"ranks": [0, 1], "axis": axis, "description": description, "dimensions": dimensions}
+    assert describe_group(facts) == {"ranks": [0, 1], "pg_desc": named}
 
 
 def test_calls_without_a_group_are_of_none_where_several_may_be_meant() -> None:

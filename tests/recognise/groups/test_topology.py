@@ -91,6 +91,7 @@ def test_every_listed_description_names_its_axis() -> None:
         ("INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "tp-cp-dp-pp"),
         ("INTER_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "dp"),
         ("mesh_fsdp", "dp"),
+        ("mesh_loss_mesh", "dp-cp"),
         ("mesh_tp:split:3", "tp"),
         ("CONTEXT_PARALLEL_GROUP_GLOO", "cp"),
         ("TENSOR_MODEL_PARALLEL_GROUP:split:0", "tp"),
@@ -112,6 +113,8 @@ def test_data_parallelism_is_what_context_parallelism_leaves_of_both_together() 
     both, context = Group("1", "DATA_PARALLEL_GROUP_WITH_CP", (), 8), Group("2", "CONTEXT_PARALLEL_GROUP", (), 2)
     assert sizes_of({both: "dp-cp", context: "cp"}, (), 16) == {"cp": 2, "dp": 4}
     assert not {"cp", "dp"} & sizes_of({both: "dp-cp"}, (), 8).keys()
+    replicas = Group("3", "mesh_dp_replicate", (0,), 1)
+    assert sizes_of({both: "dp-cp", context: "cp", replicas: "dp"}, (), 16) == {"cp": 2, "dp": 4}
 
 
 def test_a_line_of_messages_has_two_ends() -> None:
@@ -242,6 +245,35 @@ def test_a_norm_among_gathers_and_scatters_does_not_hide_that_they_are_data_para
     calls = calls.assign(bytes=np.where(calls["kind"] == "all_reduce", 4, 4096))
     groups = find_groups({0: calls}, {0: job.trace().distributed}, {})
     assert {group.ranks: axis for group, axis in groups.axes.items()} == {(0, 2): "dp"}
+
+
+@pytest.mark.parametrize("by_use", [True, False])
+@pytest.mark.parametrize(
+    ("others", "axis"),
+    [(("mesh_dp_shard",), "dp"), (("mesh_dp_shard", "mesh_efsdp"), "dp"), (("mesh_dp", "mesh_cp"), None), ((), None)],
+)
+def test_groups_without_an_axis_of_their_own_are_of_that_of_others_of_the_same_ranks(
+    others: Sequence[str], axis: str | None, by_use: bool
+) -> None:
+    made = dict(enumerate(["mesh_of_losses", "mesh_loss_mesh", *others]))
+    facts = facts_of_groups(4, [(0, 1)] * len(made), made)
+    calls = {rank: table_of(CALLS, [row_of("all_reduce", 0, (0, 1))], number=-1) for rank in (0, 1)}
+    groups = find_groups(calls, facts, {}, by_use=by_use)
+    axes = {group.description: group_axis for group, group_axis in groups.axes.items()}
+    assert axes["mesh_of_losses"] == axis or "unknown"
+    assert axes["mesh_loss_mesh"] == axis or "dp-cp"
+
+
+def test_what_fsdp_gathers_among_all_ranks_is_data_parallel_though_meshes_of_one_rank_name_other_axes() -> None:
+    info = facts_of_groups(2, [(0, 1), (0,), (0,)], {0: "default_pg", 1: "mesh_pp", 2: "mesh_dp_replicate"})[0]
+    job = Rank(0, info)
+    job.add(Category.CPU_OP, ENGINE, 0, 5, thread=AUTOGRAD_THREAD)
+    for at in (100, 200):
+        job.add(Category.CPU_OP, "FSDP::all_gather (layers.0)", at - 5, at + 15, thread=MAIN_THREAD)
+        job.call(ALL_GATHER, at, (at + 20, at + 30), group_id="0", group_description="default_pg", ranks=(0, 1))
+    groups = groups_of([job])
+    assert {axis for group, axis in groups.axes.items() if group.id == "0"} == {"dp"}
+    assert groups.sizes["dp"] == 2
 
 
 def test_a_pipeline_of_all_ranks_leaves_their_group_that_of_the_world() -> None:
