@@ -69,9 +69,10 @@ class DataParallelHooks:
         self._name(FSDP)
         names = info.mesh.mesh_dim_names or ()
         for use in ("shard", "replicate"):
-            group, dimension = getattr(info, f"{use}_process_group", None), getattr(info, f"{use}_mesh_dim")
+            group, dimension = (getattr(info, f"{use}_{what}", None) for what in ("process_group", "mesh_dim"))
             self._is_data_parallel(group)
-            if group is not None and names:  # a mesh that was cut out of another one has its groups only now
+            # A mesh that was cut out of another one has its groups only now.
+            if names and group is not None and dimension is not None:
                 self._calls.name_dimension(group, names[dimension])
 
     def _is_data_parallel(self, group: Any) -> None:
