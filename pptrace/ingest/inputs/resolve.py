@@ -50,7 +50,7 @@ _FEW = 6
 """Number of files that a warning names."""
 _SHOWN_BYTES = 24
 _THEIR_TRACES = (
-    "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
+    "pptrace recorded none: these are traces that the script's own torch.profiler wrote, which know less than pptrace's "
     "marks; for a report of those run the script without its profiler"
 )
 FACTS_OF_RANKS = "rank*.facts.json"
