@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from instrument.adapters import deepspeed_pipe, dualpipe, megatron_core, megatron_state, recompute
+from instrument.adapters import checkpoint_saves, deepspeed_pipe, dualpipe, megatron_core, megatron_state, recompute
 from instrument.adapters.call_marks import CallMarks
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.hooks import Hooks
@@ -96,6 +96,9 @@ class Adapters:
         """Framework of data parallelism; "" where nothing of it was made."""
         hooks = self.hooks
         self._watch("checkpoint", recompute.TORCH, lambda module: recompute.watch_torch(module, hooks, session))
+        for name in checkpoint_saves.FUNCTIONS:
+            package = "" if name.startswith("torch.") else "megatron-core"
+            self._watch(name, name, lambda module: checkpoint_saves.watch_saves(module, hooks, session), package)
         self._marks = CallMarks(session)
         self.calls: DistributedCalls | None = None
         if dist.is_available():

@@ -152,7 +152,7 @@ def test_the_advised_split_is_there_to_paste(uneven: dict[str, list[Any]]) -> No
     for option in (
         "--split 2,2,2,2",
         '--pipeline-model-parallel-layout "Ett|tt|tt|ttL"',
-        "split points layers.2,layers.4,layers.6",
+        "tok_embeddings,layers.0,layers.1 layers.2,layers.3 layers.4,layers.5 layers.6,layers.7,norm,lm_head",
     ):
         assert option in shown
 

@@ -1,7 +1,8 @@
 """Profilers of PyTorch that the script starts itself. Kineto records for one at a time, and two of them end in a crash.
 
 The script's comes first, since it has to find what it finds without us: ours ends when the script's begins, and begins only when
-none of the script's runs. The traces that the script's writes are heard of, since they may be all that is recorded.
+none of the script's runs. The traces that the script's writes are heard of, since they may be all that is recorded, and when they
+were recorded: a scheduled profiler writes several.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import functools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch.autograd.profiler
 import torch.profiler
@@ -26,6 +28,8 @@ class _Calling(threading.local):
 
 
 _calling = _Calling()
+Span = tuple[int, int]
+"""Begin and end of a recording, by the clock of ``time.perf_counter_ns``."""
 
 
 @contextmanager
@@ -40,23 +44,28 @@ def by_pptrace() -> Iterator[None]:
 
 class ScriptProfilers:
     """Calls ``begins`` directly before a profiler of the script begins, or prepares to, and ``exported`` after one of them
-    has written a Chrome trace.
+    has written a Chrome trace, with the time that it recorded.
 
     It watches every class through which PyTorch's profilers begin; :meth:`remove` puts them back.
     """
 
-    def __init__(self, begins: Callable[[], None], exported: Callable[[Path], None] = lambda _: None) -> None:
+    def __init__(self, begins: Callable[[], None], exported: Callable[[Path, Span], None] = lambda *_: None) -> None:
         self._begins = begins
         self._exported = exported
         self._pid = os.getpid()
         self._undo: list[Callable[[], None]] = []
         self._running: WeakSet[Any] = WeakSet()
+        self._started: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._spans: WeakKeyDictionary[Any, Span] = WeakKeyDictionary()
+        self._ended: list[Span] = []
         module = torch.autograd.profiler
         for name in ("profile", "emit_nvtx", "emit_itt"):
             owner = getattr(module, name, None)
             if owner is not None:
                 self._wrap(owner, "_prepare_trace" if hasattr(owner, "_prepare_trace") else "__enter__", self._before)
-                self._wrap(owner, "__exit__", None)
+                if hasattr(owner, "_start_trace"):
+                    self._wrap(owner, "_start_trace", self._start)
+                self._wrap(owner, "__exit__", self._end, self._running.discard)
         for owner in (module.profile, torch.profiler.profiler._KinetoProfile):
             self._watch_export(owner)
 
@@ -65,13 +74,20 @@ class ScriptProfilers:
         """Return whether one of the script's profilers records, or prepares to."""
         return bool(self._running)
 
+    @property
+    def spans(self) -> list[Span]:
+        """What was recorded, one after the other, and is until now."""
+        return [*self._ended, *((start, time.perf_counter_ns()) for start in self._started.values())]
+
     def remove(self) -> None:
         """Watch no longer."""
         for undo in self._undo:
             undo()
         self._undo.clear()
 
-    def _wrap(self, owner: Any, name: str, before: Callable[[Any], None] | None) -> None:
+    def _wrap(
+        self, owner: Any, name: str, before: Callable[[Any], None], after: Callable[[Any], None] = lambda _: None
+    ) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -79,15 +95,13 @@ class ScriptProfilers:
             if _calling.depth or os.getpid() != self._pid:
                 return original(profiler, *args, **kwargs)
             try:
-                if before is not None:
-                    before(profiler)
+                before(profiler)
                 return original(profiler, *args, **kwargs)
             except BaseException:
                 self._running.discard(profiler)
                 raise
             finally:
-                if before is None:
-                    self._running.discard(profiler)
+                after(profiler)
 
         setattr(owner, name, watched)
         self._undo.append(lambda: setattr(owner, name, original))
@@ -105,7 +119,8 @@ class ScriptProfilers:
             finally:
                 _calling.exporting = False
             with suppress(OSError, TypeError, ValueError):
-                self._exported(Path(path).absolute())
+                span = self._spans.get(getattr(profiler, "profiler", profiler), (0, 0))
+                self._exported(Path(path).absolute(), span)
             return result
 
         owner.export_chrome_trace = watched
@@ -118,18 +133,31 @@ class ScriptProfilers:
             self._begins()
         self._running.add(profiler)
 
+    def _start(self, profiler: Any) -> None:
+        self._started[profiler] = time.perf_counter_ns()
+
+    def _end(self, profiler: Any) -> None:
+        started = self._started.pop(profiler, None)
+        if started is not None:
+            self._spans[profiler] = span = (started, time.perf_counter_ns())
+            self._ended.append(span)
+
 
 class ScriptTrace:
-    """The trace that the script's profiler wrote last, kept in ``directory`` in case that it is all there is."""
+    """The trace of the script's profiler with the most wanted steps, of several the last, in case that it is all there is."""
 
-    def __init__(self, directory: Path, rank: int) -> None:
+    def __init__(self, directory: Path, rank: int, is_wanted: Callable[[int], bool]) -> None:
         self._directory = directory
         self._rank = rank
+        self._is_wanted = is_wanted
+        self.steps: Sequence[int] = ()
         self.path: Path | None = None
         """Relative to the run directory, which is the directory's parent."""
 
-    def keep(self, exported: Path) -> None:
-        """Link the file, or copy it where it lies on another file system. The script's own stays as it is."""
+    def keep(self, exported: Path, steps: Sequence[int]) -> None:
+        """Link the file of these steps, or copy it where it lies on another file system. The script's own stays as it is."""
+        if self.path is not None and self._num_wanted(steps) < self._num_wanted(self.steps):
+            return
         self.drop()
         self._directory.mkdir(exist_ok=True)
         packed = ".gz" if exported.suffix == ".gz" else ""
@@ -139,7 +167,10 @@ class ScriptTrace:
             os.link(exported, kept)
         except OSError:
             shutil.copyfile(exported, kept)
-        self.path = kept.relative_to(self._directory.parent)
+        self.path, self.steps = kept.relative_to(self._directory.parent), steps
+
+    def _num_wanted(self, steps: Sequence[int]) -> int:
+        return sum(map(self._is_wanted, steps))
 
     def drop(self) -> None:
         """Keep it no longer: pptrace recorded itself."""

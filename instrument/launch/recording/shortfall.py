@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from instrument.launch.recording.optimizer_steps import OptimizerSteps
 
 THEIRS = "the script's own torch.profiler"
+_MOST_SHOWN = 6
 
 
 def describe_activity(hooks: OptimizerSteps) -> str:
@@ -43,11 +46,23 @@ def no_step(num_children: int, what_ran: str, *, are_recorded: bool = False, has
     return f'no step was seen: {what_ran}; pass --steps all, or mark the steps with pptrace.mark("step")'
 
 
-def script_recorded(window: str, *, written: bool) -> str:
-    """``written`` says that it wrote a trace, too."""
-    line = f"{THEIRS}, which comes first, recorded all of --steps {window} and later steps, so pptrace recorded none"
-    remedy = "export a trace of it (export_chrome_trace, tensorboard_trace_handler), or run the script without it"
-    return line if written else f"{line}, and it wrote no trace: {remedy}"
+def script_recorded(window: str, recorded: Sequence[int], kept: Sequence[int] | None) -> str:
+    """``recorded`` are the steps that it recorded, ``kept`` those in the trace of it that is kept, None where it wrote none."""
+    steps = f"steps {_windows(recorded)}" if recorded else "no whole step"
+    line = f"{THEIRS}, which comes first, recorded {steps}, so pptrace recorded none of --steps {window}"
+    if kept is None:
+        remedy = "export a trace of it (export_chrome_trace, tensorboard_trace_handler), or run the script without it"
+        return f"{line}, and it wrote no trace: {remedy}"
+    return line if list(kept) == list(recorded) else f"{line}; kept is its trace of steps {_windows(kept)}"
+
+
+def _windows(steps: Sequence[int]) -> str:
+    """Steps in order as ``first:stop``, as of ``--steps``."""
+    known = set(steps)
+    firsts = [step for step in steps if step - 1 not in known]
+    stops = [step + 1 for step in steps if step + 1 not in known]
+    listed = [f"{first}:{stop}" for first, stop in zip(firsts, stops, strict=True)]
+    return ", ".join([*listed[:_MOST_SHOWN], *(["…"] if len(listed) > _MOST_SHOWN else [])])
 
 
 def ended_early(recorded: str, window: str, seen: int, *, later: bool) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,16 @@ class StepTimes:
     def disturb(self, step: int) -> None:
         """A profiler is prepared or has just stopped: this step is not as the others."""
         self._disturbed.add(step)
+
+    def steps_within(self, start_ns: int, end_ns: int) -> list[int]:
+        """The steps whose middle is between two times of ``time.perf_counter_ns``; one that goes on ends now."""
+        possible = range(max(bisect(self._start, start_ns) - 1, 0), bisect(self._start, end_ns))
+        ends = (self._end[step] if step < len(self._end) else time.perf_counter_ns() for step in possible)
+        return [
+            step
+            for step, end in zip(possible, ends, strict=True)
+            if start_ns <= (self._start[step] + end) // 2 <= end_ns
+        ]
 
     @property
     def _is_full(self) -> bool:

@@ -145,8 +145,11 @@ class TracedSession(Session):
             self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
             self._collections.watch()
         if isinstance(self._profiler, TraceProfiler):
-            self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._writer.record.rank)
-            self._script_profilers = ScriptProfilers(self._yield_to_script, self._script_trace.keep)
+            folder, rank = self._profiler.path.parent / "script_profiler", self._writer.record.rank
+            kept = self._script_trace = ScriptTrace(folder, rank, lambda step: step in self._window)
+            self._script_profilers = ScriptProfilers(
+                self._yield_to_script, lambda path, span: kept.keep(path, self._step_times.steps_within(*span))
+            )
         marking.register(UserMarks(self).open)
         self._processes.watch()
         os.register_at_fork(after_in_child=self._leave_child)
@@ -546,8 +549,10 @@ class TracedSession(Session):
             )
         if self._writer.record.trace is None:
             if self._is_script_profiling or seen > window.first:
-                written = self._script_trace is not None and self._script_trace.path is not None
-                return script_recorded(str(window), written=written)
+                spans, kept = () if self._script_profilers is None else self._script_profilers.spans, self._script_trace
+                steps = sorted({step for span in spans for step in self._step_times.steps_within(*span)})
+                written = None if kept is None or kept.path is None else kept.steps
+                return script_recorded(str(window), steps, written)
             return f"{steps_text(seen)} seen, --steps {window} begins at step {window.first}; pass --steps {in_window(seen)}"
         recorded = self._recorded
         if window.stop is not None and seen < recorded.stop:

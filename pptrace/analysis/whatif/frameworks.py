@@ -233,13 +233,14 @@ def _of_torchtitan(change: Change, schedule: str, plan: Plan, split: tuple[int, 
         return ""
     if not runs_elsewhere(plan) or (split is None and _changes_chunks(change, schedule) and plan.num_chunks > _CHUNKS):
         return ""
+    if split is not None and not all(split[1:-1]):
+        return ""  # a part has a module at least
     options = {
         "--parallelism.pipeline_parallel_schedule": name if change.schedule is not None else None,
         "--parallelism.pipeline_parallel_microbatch_size": size,
+        _PARTS: None if split is None else _parts_of_model(split),
     }
-    if split is not None and not all(split):
-        return ""  # its stages have a layer each
-    return "; ".join(part for part in (_joined(options), "" if split is None else split_points(split)) if part)
+    return _joined(options)
 
 
 def _joined(options: Mapping[str, str | None]) -> str:
@@ -256,18 +257,23 @@ def megatron_layout(split: Sequence[int], *, has_chunks: bool) -> str:
     return f'--pipeline-model-parallel-layout "{as_layout(split)}"{ends}'
 
 
-def split_points(split: Sequence[int]) -> str:
-    """The layers with which torchtitan's parts of the model begin."""
-    return f"split points {','.join(f'layers.{index}' for index in list(accumulate(split))[:-1])}"
+_PARTS = "--parallelism.module_fqns_per_model_part"
+
+
+def _parts_of_model(split: Sequence[int]) -> str:
+    """The modules of each part of torchtitan's models, by the names of its Llama."""
+    ends = list(accumulate(split))
+    parts = [[f"layers.{index}" for index in range(end - size, end)] for size, end in zip(split, ends, strict=True)]
+    return " ".join(map(",".join, [["tok_embeddings", *parts[0]], *parts[1:-1], [*parts[-1], "norm", "lm_head"]]))
 
 
 def paste_options(split: Sequence[int], plan: Plan) -> list[tuple[str, str]]:
     """(framework, what to paste there) of a split over a plan's stages; Megatron-LM has layouts of stages that follow the ranks
-    round and round, not there and back on a V, torchtitan split points of stages with a layer at least.
+    round and round, not there and back on a V, torchtitan parts with a module at least.
     """
     goes_round = all(rank == stage % plan.pp for stage, rank in enumerate(plan.placement[: plan.chain_length]))
     return [
         (PPTRACE, f"--split {','.join(map(str, split))}"),
         *([(MEGATRON, megatron_layout(split, has_chunks=plan.num_stages > plan.pp))] if goes_round else []),
-        *([(TORCHTITAN, split_points(split))] if all(split) else []),
+        *([(TORCHTITAN, f"{_PARTS} {_parts_of_model(split)}")] if all(split[1:-1]) else []),
     ]

@@ -50,7 +50,7 @@ _FEW, _FEW_BELOW = 6, 3
 """Numbers of files that a warning names, of those below with their folders."""
 _SHOWN_BYTES = 24
 _THEIR_TRACES = (
-    "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
+    "pptrace recorded none: these are traces that the script's own torch.profiler wrote, which know less than pptrace's "
     "marks; for a report of those run the script without its profiler"
 )
 FACTS_OF_RANKS = "rank*.facts.json"

@@ -41,7 +41,14 @@ def test_a_split_is_written_as_frameworks_take_it() -> None:
     assert options[PPTRACE] == "--split 3,4,4,1"
     assert '--pipeline-model-parallel-layout "Et*3|t*4|t*4|tL"' in options[MEGATRON]
     assert "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 1" in options[MEGATRON]
-    assert "layers.3,layers.7,layers.11" in options[TORCHTITAN]
+    parts = "--parallelism.module_fqns_per_model_part"
+    assert options[TORCHTITAN] == (
+        f"{parts} tok_embeddings,layers.0,layers.1,layers.2 layers.3,layers.4,layers.5,layers.6 "
+        "layers.7,layers.8,layers.9,layers.10 layers.11,norm,lm_head"
+    )
+    ends = dict(paste_options((0, 1, 1, 0), plan))
+    assert ends[TORCHTITAN] == f"{parts} tok_embeddings layers.0 layers.1 norm,lm_head"
+    assert TORCHTITAN not in dict(paste_options((2, 0, 2, 2), plan)), "a part has a module"
     assert "--decoder-first" not in dict(paste_options((3, 4, 5, 1), plan))[MEGATRON]
     assert "--decoder-first" not in dict(paste_options((3, 4, 4, 1), chunks))[MEGATRON]
     assert MEGATRON not in dict(paste_options((3, 4, 4, 1), on_v))
@@ -61,8 +68,9 @@ def test_a_schedule_with_chunks_has_its_even_split() -> None:
     assert options(Change(schedule="interleaved-1f1b")) == {
         PPTRACE: "--schedule interleaved-1f1b --chunks 2 --split 1,1,1,1,1,1,1,1",
         MEGATRON: '--pipeline-model-parallel-layout "Et|t|t|t|t|t|t|tL"',
-        TORCHTITAN: "--parallelism.pipeline_parallel_schedule Interleaved1F1B; split points "
-        "layers.1,layers.2,layers.3,layers.4,layers.5,layers.6,layers.7",
+        TORCHTITAN: "--parallelism.pipeline_parallel_schedule Interleaved1F1B "
+        "--parallelism.module_fqns_per_model_part tok_embeddings,layers.0 layers.1 layers.2 layers.3 layers.4 layers.5 "
+        "layers.6 layers.7,norm,lm_head",
     }
     assert options(Change(schedule="interleaved-1f1b"), costs_of()) == {
         PPTRACE: "--schedule interleaved-1f1b --chunks 2",

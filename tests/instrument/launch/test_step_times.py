@@ -52,6 +52,23 @@ def test_recorded_and_disturbed_steps_are_told_apart() -> None:
     assert facts["disturbed"] == [3, 5]  # the profiler ran in step 3, but its trace is of others
 
 
+def test_steps_within_a_time_are_those_most_of_which_is_and_the_last_one_may_go_on() -> None:
+    times = StepTimes(lambda: False)
+    stamps = []
+    for _ in range(3):
+        times.begin()
+        stamps.append(time.perf_counter_ns())
+        time.sleep(0.02)
+        stamps.append(time.perf_counter_ns())
+        times.end()
+    assert times.steps_within(stamps[0], stamps[3]) == [0, 1]
+    assert times.steps_within(stamps[1], stamps[4]) == [1]
+    assert times.steps_within(stamps[1], stamps[2]) == times.steps_within(0, 0) == []
+    times.begin()
+    time.sleep(0.02)
+    assert times.steps_within(stamps[4], time.perf_counter_ns()) == [2, 3]
+
+
 def test_a_step_that_did_not_end_has_no_times() -> None:
     times = StepTimes(lambda: False)
     times.begin()
