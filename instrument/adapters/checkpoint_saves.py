@@ -31,7 +31,7 @@ def watch_saves(module: ModuleType, hooks: Hooks, listener: Session) -> None:
         original = getattr(module, name)
         of_torch = module.__name__ == "torch.serialization"
         watched = hooks.wrap(module, name, partial(_watch_file if of_torch else _watch, listener))
-        hooks.replace_everywhere(name, original, watched, module.__name__.partition(".")[0])
+        hooks.replace_everywhere(name, original, watched)
 
 
 def _watch_file(listener: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:

@@ -121,9 +121,10 @@ class Hooks:
         self._undo.append(lambda: table.__setitem__(key, original))
 
     def replace_everywhere(self, name: str, original: object, replacement: object) -> None:
-        """Put a replacement also where modules of torch that are imported already have taken the original by name."""
+        """Put a replacement also where modules of the original's package that are imported already have taken it by name."""
+        package = str(original.__module__).partition(".")[0]
         for module in list(sys.modules.values()):
-            if isinstance(module, ModuleType) and module.__name__.partition(".")[0] == "torch":
+            if isinstance(module, ModuleType) and module.__name__.partition(".")[0] == package:
                 known = vars(module).get(name)
                 if known is original:
                     setattr(module, name, replacement)

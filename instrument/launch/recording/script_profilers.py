@@ -76,7 +76,7 @@ class ScriptProfilers:
 
     @property
     def spans(self) -> list[Span]:
-        """What was recorded, one after the other, and is until now."""
+        """Times that were recorded, one after the other, and the one that is until now."""
         return [*self._ended, *((start, time.perf_counter_ns()) for start in self._started.values())]
 
     def remove(self) -> None:
