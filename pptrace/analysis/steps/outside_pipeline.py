@@ -94,7 +94,7 @@ def with_periods(
 def _marked_period(step: StepReport, bounds: StepBounds, data: AlignedRun) -> int | None:
     """The period of a step that ranges mark; where nothing relates its ranks' clocks, the longest of each rank by itself."""
     ranks = tuple(rank.rank for rank in step.ranks)
-    # A range's own length tells to what the clocks have to be known: the times of ranks on different clocks lie anywhere.
+    # Clocks have to be known to half the length of a rank's own range: the bounds of the step may be those of different clocks.
     if data.shares_clock(StepWindow(step.step, ranks, 0, step.span_ns or 0)):
         begin = bounds.begin_ns.get(step.step)
         end = bounds.begin_ns.get(step.step + 1, bounds.last_end_ns(step.step))

@@ -17,12 +17,14 @@ import numpy as np
 import pandas as pd
 from msgspec import Struct
 
+from pptrace.ingest.common.codes import Codes
 from pptrace.ingest.common.json_texts import object_of
 from pptrace.ingest.common.rank_names import CommRecord, comm_args_table
-from pptrace.ingest.common.sqlite import Database
+from pptrace.ingest.common.sqlite import NONE, Database, as_integers
 from pptrace.ingest.nsight.event_tables import NVTX, pid_of, tid_of
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
+from pptrace.slices import distinct_of
 
 _NCCL = re.compile(r"^p?nccl[A-Z]")
 _COMMUNICATOR, _SIZE, _RANK = "NCCL communicator ID", "No. of ranks", "Rank"
@@ -71,13 +73,16 @@ class Payloads(Struct, frozen=True):
         payloads = payloads.drop_duplicates(["thread", "start_ns"])
         times = {"event": calls, "thread": events.thread[calls], "start_ns": events.start_ns[calls] - base_ns}
         joined = pd.DataFrame(times).merge(payloads, on=["thread", "start_ns"])
-        names = events.name_id[joined["event"].to_numpy()]
-        rows = zip(joined["event"].tolist(), names.tolist(), joined["index"].tolist(), strict=True)
-        return comm_args_table(
-            self._record(pid, event, events.names[name], self.texts[index]) for event, name, index in rows
+        # Few calls differ in more than their times: what is alike is read once.
+        names, index = events.name_id[joined["event"].to_numpy()], joined["index"].to_numpy()
+        number, first = distinct_of([names, index])
+        distinct = zip(names[first].tolist(), index[first].tolist(), strict=True)
+        table = comm_args_table(
+            self._record(pid, at, events.names[name], self.texts[text]) for at, (name, text) in enumerate(distinct)
         )
+        return table.take(number).reset_index(drop=True).assign(event=joined["event"])
 
-    def _record(self, pid: int, event: int, name: str, payload: Mapping[str, Any]) -> CommRecord:
+    def _record(self, pid: int, number: int, name: str, payload: Mapping[str, Any]) -> CommRecord:
         group, part = _group_of(payload), _number(payload, *_BYTES)
         _, size = self.places.get(pid, {}).get(group, (-1, -1))
         all_parts = part * size if part >= 0 and size > 0 else -1
@@ -86,34 +91,36 @@ class Payloads(Struct, frozen=True):
             sent = came = -1  # the larger one counts
         peer = _number(payload, *_PEERS)
         src, dst = (-1, peer) if name == "ncclSend" else (peer, -1)
-        return event, "", sent, came, group, "", "", size, src, dst, -1, -1, ""
+        return number, "", sent, came, group, "", "", size, src, dst, -1, -1, ""
 
 
 def read_payloads(db: Database, names: Iterable[str]) -> Payloads:
     """Read the payloads of an export's ranges; none where nsys wrote none, or no range has one of NCCL's ``names``."""
-    found: list[tuple[int, int, str]] = []
-    if db.has(NVTX, "start", "globalTid") and any(map(_NCCL.match, names)):
-        found = db.all_rows(NVTX, ("start", "globalTid", "jsonText"), "WHERE jsonText IS NOT NULL")
-        of_ids = db.all_rows(NVTX, ("start", "globalTid", "jsonTextId"), "WHERE jsonTextId IS NOT NULL")
-        texts = db.texts("StringIds", "value", list({number for *_, number in of_ids}))
-        found += [(start, thread, texts[number]) for start, thread, number in of_ids if number in texts]
-    found = [row for row in found if type(row[0]) is int and type(row[1]) is int]
-    global_id = np.array([thread for _, thread, _ in found], dtype=np.int64)
-    index, distinct = pd.factorize(np.array([text for *_, text in found], dtype=object))
-    payloads = tuple(map(object_of, distinct))
-    pid, thread = pid_of(global_id).astype(np.int64), tid_of(global_id).astype(np.int64)
-    start = np.array([start for start, *_ in found], dtype=np.int64)
-    order = np.lexsort((start, thread, pid))
+    texts, none = Codes(), np.zeros(0, dtype=np.int64)
+    found = [(none, none, none)]
+    for column in ("jsonText", "jsonTextId") if any(map(_NCCL.match, names)) else ():
+        if not db.has(NVTX, "start", "globalTid", column):
+            continue
+        for chunk in db.rows(NVTX, ("start", "globalTid", column), f"WHERE {column} IS NOT NULL"):
+            start, global_ids, ids = map(as_integers, chunk)
+            by_id = column == "jsonTextId"
+            code = db.text_codes("StringIds", "value", ids, texts) if by_id else texts.of(map(str, chunk[2]))
+            found.append((start, global_ids, code.astype(np.int64)))
+    start_ns, global_id, index = (np.concatenate(column) for column in zip(*found, strict=True))
+    rows = np.flatnonzero((start_ns != NONE) & (global_id != NONE))
+    pid, thread = (of(global_id[rows]).astype(np.int64) for of in (pid_of, tid_of))
+    order = np.lexsort((start_ns[rows], thread, pid))
+    rows, payloads = rows[order], tuple(map(object_of, texts.texts))
     return Payloads(
-        pid[order], thread[order], start[order], index[order].astype(np.int64), payloads, _places(pid, index, payloads)
+        pid[order], thread[order], start_ns[rows], index[rows], payloads, _places(pid[order], index[rows], payloads)
     )
 
 
 def _places(pid: Int64, index: Int64, payloads: tuple[Mapping[str, Any], ...]) -> dict[int, dict[str, Place]]:
     """The places of each process by communicator; without those of which it has several, one for each of its devices."""
     found: dict[int, dict[str, set[Place]]] = {}
-    pairs = np.unique(np.stack((pid, index)), axis=1)
-    for process, number in pairs.T.tolist():
+    _, first = distinct_of([pid, index])
+    for process, number in zip(pid[first].tolist(), index[first].tolist(), strict=True):
         group, size, rank = _group_of(payloads[number]), *(_number(payloads[number], key) for key in (_SIZE, _RANK))
         if group and 0 <= rank < size:
             found.setdefault(process, {}).setdefault(group, set()).add((rank, size))

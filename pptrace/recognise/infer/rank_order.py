@@ -130,9 +130,9 @@ def ops_of(rows: Rows, low: Int64, high: Int64) -> Ops:
 def without_backwards_of_losses(evidence: Evidence, sent: Messages) -> Evidence:
     """The evidence of a last rank without what autograd's engine ran inside its losses, which are of their forwards.
 
-    A loss may run backwards of its own, as of a head for one part of its input after the other. They are told by nodes that
-    were made since the engine began to run, and run before a gradient is ``sent`` back: then the backward that sends it is the
-    run with the oldest node, the first that a forward made.
+    A loss may run backwards of its own, as of a head for one part of its input after the other. These run nodes that were made
+    since the engine began to run, before a gradient is ``sent`` back: then the backward that sends it is the run with the oldest
+    node, the first that a forward made.
     """
     nodes, starts, operators = evidence.engine, evidence.engine.start_ns, evidence.operators
     numbered = operators.where(operators.number >= 0)
