@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,11 +68,24 @@ def test_distributed_checkpoints_have_a_range_each(hooks: Hooks, tmp_path: Path)
     assert torch.equal(loaded["weight"], WEIGHTS["weight"])
 
 
-def test_megatrons_save_has_a_range_and_a_module_without_one_is_refused(hooks: Hooks) -> None:
-    module, ranges = ModuleType("megatron.training.checkpointing"), NamedRanges()
+def saves_nothing(iteration: int) -> int:
+    return iteration + 1
+
+
+def test_megatrons_save_has_a_range_and_a_module_without_one_is_refused(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron-LM's loop has taken the function by its name before it is hooked."""
+    module, loop, other = map(ModuleType, ("megatron.training.checkpointing", "megatron.training.training", "other"))
+    ranges = NamedRanges()
     with pytest.raises(AttributeError, match="save_checkpoint"):
         watch_saves(module, hooks, HeardSession(ranges))
-    vars(module)["save_checkpoint"] = lambda iteration: iteration + 1
+    monkeypatch.setattr(saves_nothing, "__module__", module.__name__)
+    for each in (module, loop, other):
+        vars(each)["save_checkpoint"] = saves_nothing
+        monkeypatch.setitem(sys.modules, each.__name__, each)
     watch_saves(module, hooks, HeardSession(ranges))
-    assert module.save_checkpoint(3) == 4
-    assert len(ranges.names) == 1
+    assert [each.save_checkpoint(3) for each in (module, loop, other)] == [4, 4, 4]
+    assert len(ranges.names) == 2, "the module's and the loop's, not that of another package"
+    hooks.remove()
+    assert module.save_checkpoint is loop.save_checkpoint is saves_nothing

@@ -224,9 +224,8 @@ def find_calls(events: Events) -> pd.DataFrame:
 def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
     rows, kind = calls["args"], calls["kind"]
     is_send, is_recv, is_broadcast = (kind == CODE_OF_KIND[name] for name in ("send", "recv", "broadcast"))
-    by_rank = np.where(
-        args.kinds(rows) > 0, rows, -1
-    )  # arguments without the name of the call have peers within the group
+    # Arguments without the name of the call have peers within the group.
+    by_rank = np.where(args.kinds(rows) > 0, rows, -1)
     source = np.where(is_recv | is_broadcast, args.numbers("src", by_rank), -1)
     num_bytes = args.message_bytes(rows)
     shapes = np.where(args.texts("splits", rows) == "", calls["shapes"], rows)

@@ -83,9 +83,10 @@ def locate(
     if matched and groups.sizes.get("pp", len(matched[0])) != len(matched[0]):  # those of messages within stages too
         groups = replace(groups, sizes={})
     metadata = list(facts.values())
-    # The ranks with a trace, and the peers of their messages, have numbers below the size of the run.
+    # The ranks with a trace, and the peers of their messages, have numbers below the size of the run; no group has more ranks.
     highest_peer = int(comms["peer"].max()) if len(comms) else -1
-    least_world = max(len(ranks), highest_peer + 1, *(recognised.number + 1 for recognised in ranks))
+    largest = max((group.size for group in groups.axes), default=-1)
+    least_world = max(len(ranks), highest_peer + 1, largest, *(recognised.number + 1 for recognised in ranks))
     mesh = _mesh(metadata, ops, comms, groups, num_ranks or least_world)
     vpp = None if spanned and mesh.in_order else mesh.vpp
     mesh = replace(mesh, is_guess=num_ranks is None and not groups.world_size, vpp=vpp)

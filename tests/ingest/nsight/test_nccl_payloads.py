@@ -123,9 +123,16 @@ def test_ranks_of_files_that_name_them_meet_by_their_places_in_communicators(tmp
 
 
 def test_ranks_of_which_a_part_was_recorded_keep_their_numbers_and_say_nothing_of_places(tmp_path: Path) -> None:
-    report = load([written(tmp_path / f"rank{rank}.sqlite", [calls_of(rank)]) for rank in (2, 3)], cache=False).report
+    report = load([written(tmp_path / f"rank{rank}.sqlite", [calls_of(rank)]) for rank in (1, 2)], cache=False).report
     assert report.mesh.num_ranks == 4
     assert not any("communicator" in line for line in report.warnings)
+
+
+def test_processes_of_a_report_that_are_a_part_of_a_communicator_have_no_rank_by_it(tmp_path: Path) -> None:
+    path = written(tmp_path / "node.sqlite", [[joins(ALL, 4, rank), ("ncclAllReduce", of(ALL, 64))] for rank in (3, 2)])
+    assert [trace.rank for trace in read_nsight(path)] == [None, None], (
+        "their pair may be a group of more jobs than one"
+    )
 
 
 def test_without_the_beginning_of_a_communicator_sizes_that_follow_from_it_are_unknown(tmp_path: Path) -> None:
@@ -133,6 +140,8 @@ def test_without_the_beginning_of_a_communicator_sizes_that_follow_from_it_are_u
     (trace,) = read_nsight(path)
     sizes = dict(zip(trace.events.comm_args["group_size"], trace.events.comm_args["out_bytes"], strict=False))
     assert set(trace.events.comm_args["group_size"]) == {-1} == set(sizes)
+    sent = trace.events.comm_args.iloc[-1]
+    assert (sent["src"], sent["dst"]) == (-1, 1)
     kinds = [trace.events.names[code] for code in trace.events.name_id[trace.events.comm_args["event"]]]
     by_kind = dict(zip(kinds, trace.events.comm_args["in_bytes"].tolist(), strict=True))
     assert by_kind == {
